@@ -1,0 +1,1 @@
+"""Ferrule's suites: what a bundle can do, measured on tool calls."""

@@ -1,0 +1,1 @@
+"""Ferrule's converters: from a published checkpoint to a bundle."""

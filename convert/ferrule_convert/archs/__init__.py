@@ -1,0 +1,26 @@
+"""Model families, one file each, called by the configuration's `model_type`. Each reads like its paper.
+
+Each module defines `build(checkpoint) -> Graph`.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from ferrule_runtime.errors import CheckpointError
+from ferrule_runtime.registry import load_module
+
+from ..checkpoint import Checkpoint
+from ..graph import Graph
+
+__all__ = ["build"]
+
+
+def build(checkpoint: Checkpoint) -> Graph:
+    """Build the graph of a checkpoint; no weight is read.
+
+    Raises:
+      CheckpointError: Unknown family, or tensors that are missing or of another shape.
+    """
+    module = load_module("model family", __name__, str(checkpoint.config["model_type"]), CheckpointError)
+    return cast(Graph, module.build(checkpoint))

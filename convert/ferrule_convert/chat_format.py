@@ -1,0 +1,71 @@
+"""How a checkpoint talks: its template, tool-call dialect and stop tokens, decided once, at conversion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from ferrule_runtime.dialects import load_dialect
+from ferrule_runtime.errors import CheckpointError
+from ferrule_runtime.registry import module_names
+
+from .checkpoint import Checkpoint
+
+__all__ = ["ChatFormat", "chat_format"]
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """What a bundle needs in order to talk.
+
+    Attributes:
+      dialect: A file in the runtime's `dialects/`.
+      template: The jinja template that the bundle carries.
+      stop_tokens: Ids that end a reply.
+      note: How the choice was made, for the manifest and for people.
+    """
+
+    dialect: str
+    template: str
+    stop_tokens: tuple[int, ...]
+    note: str
+
+
+def _detect(checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[str, str]:
+    """Return the dialect and why."""
+    template = checkpoint.template or ""
+    if "tools" in template:
+        raise CheckpointError(
+            f"{checkpoint.path}: its chat template writes tools in a format that no dialect here reads",
+            hint=f"dialects: {', '.join(module_names('ferrule_runtime.dialects'))}; name one with --dialect",
+        )
+    if tokenizer.token_to_id("<|im_start|>") is not None:
+        return "chatml-json", "the checkpoint's template has no tools: ChatML with a tool format of ours"
+    raise CheckpointError(
+        f"{checkpoint.path}: no tool-call dialect fits its chat template", hint="name one with --dialect"
+    )
+
+
+def chat_format(checkpoint: Checkpoint, dialect: str | None = None) -> ChatFormat:
+    """Decide how a checkpoint talks.
+
+    Args:
+      checkpoint: Its template and stop tokens are the starting point.
+      dialect: The catalogue's or the user's choice; None detects it.
+
+    Raises:
+      CheckpointError: No dialect fits, or nothing would end a reply.
+      BundleError: Unknown dialect.
+    """
+    tokenizer = Tokenizer.from_str(checkpoint.tokenizer_json)
+    name, note = (dialect, "named by the user") if dialect else _detect(checkpoint, tokenizer)
+    rules = load_dialect(name)
+    template = rules.TEMPLATE or checkpoint.template
+    if template is None:
+        raise CheckpointError(f"{checkpoint.path}: no chat template", hint=f"dialect `{name}` has none of its own")
+    found = {tokenizer.token_to_id(token) for token in rules.STOPS}
+    stops = {stop for stop in found if stop is not None} | set(checkpoint.stop_tokens)
+    if not stops:
+        raise CheckpointError(f"{checkpoint.path}: no stop token, so no reply would end", hint="use another file")
+    return ChatFormat(name, template, tuple(sorted(stops)), note)

@@ -1,0 +1,78 @@
+"""What a checkpoint is and what it would need, from its headers alone: for `inspect` and `fit`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ferrule_runtime.bundle import MemoryFacts
+from ferrule_runtime.errors import RecipeError
+from ferrule_targets.target import load_target
+
+from .archs import build
+from .checkpoint import open_checkpoint
+from .formats import memory_facts
+from .recipe import apply, load_recipe, recipe_names
+
+__all__ = ["describe"]
+
+
+@dataclass(frozen=True)
+class Described:
+    """A checkpoint as `inspect` and `fit` see it.
+
+    Attributes:
+      facts: For people: name, family, layers, parameters, licence, how it is stored.
+      context: Positions that it was trained for.
+      memory: By recipe, what a bundle would need; only recipes that fit its shapes.
+      bytes: By recipe, what a bundle would weigh.
+      refused: By recipe, why it does not fit.
+    """
+
+    facts: dict[str, Any]
+    context: int
+    memory: dict[str, MemoryFacts]
+    bytes: dict[str, int]
+    refused: dict[str, str]
+
+
+def describe(path: Path, target: str, recipe: str | None = None) -> Described:
+    """Read a checkpoint's headers and say what each recipe would make of it.
+
+    Args:
+      path: A checkpoint.
+      target: The kind of board.
+      recipe: Only this one; None takes all that are shipped.
+
+    Raises:
+      CheckpointError: It cannot be read.
+      TargetError: Unknown target.
+      RecipeError: The one recipe asked for is unknown or does not fit.
+    """
+    checkpoint, board = open_checkpoint(path), load_target(target)
+    graph = build(checkpoint)
+    facts = {
+        "name": checkpoint.name,
+        "file": checkpoint.path.name,
+        "stored": checkpoint.stored,
+        "licence": checkpoint.licence,
+        "parameters": graph.parameters,
+        "family": graph.family,
+        **graph.facts,
+    }
+    memory, sizes, refused = {}, {}, {}
+    for name in [recipe] if recipe else recipe_names():
+        try:
+            quantised = apply(graph, load_recipe(name))
+        except RecipeError as error:
+            if recipe:
+                raise
+            refused[name] = str(error)
+            continue
+        tokenizer = len(checkpoint.tokenizer_json.encode())
+        memory[name] = memory_facts(board.forms[0], quantised, min(graph.context, 8192), tokenizer)
+        sizes[name] = tokenizer + sum(
+            w.scheme.bytes_for(w.shape[0], w.shape[1]) if w.scheme else 4 * w.count for w in quantised.weights()
+        )
+    return Described(facts, graph.context, memory, sizes, refused)

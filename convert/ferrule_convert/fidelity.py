@@ -1,0 +1,196 @@
+"""How far a bundle is from the float model: KL divergence, top-1 agreement, perplexity, over a text that we own."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from ferrule_runtime.bundle import file_sha256
+
+from .checkpoint import Checkpoint
+from .graph import Graph
+from .interpret import head_logits, interpret
+
+__all__ = ["Fidelity", "cache_folder", "compare", "fidelity_tokens", "reference_hidden", "wilson"]
+
+Array = NDArray[np.float32]
+
+# Positions whose two best logits of the float model lie closer than this (nats) are near ties: either answer is fair.
+NEAR_TIE = 0.1
+# Every text is read in windows of this many tokens, each from an empty state.
+WINDOW = 512
+_BLOCK = 128
+_VERSION = "1"
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """Distance of a quantised model to its float original.
+
+    Attributes:
+      positions: Positions compared.
+      kl: Mean KL(float ‖ quantised) in nats.
+      kl_p99: Its 99th percentile.
+      top1: Share of positions with the same best token.
+      top1_low: Lower end of its 95 % Wilson interval.
+      top1_high: Upper end.
+      near_ties: Positions where the float model's two best are less than 0.1 nat apart.
+      top1_clear: Agreement where they are not.
+      perplexity: Of the quantised model on the text.
+      perplexity_float: Of the float model.
+      text: SHA-256 of the text's tokens.
+    """
+
+    positions: int
+    kl: float
+    kl_p99: float
+    top1: float
+    top1_low: float
+    top1_high: float
+    near_ties: int
+    top1_clear: float
+    perplexity: float
+    perplexity_float: float
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as manifests keep them."""
+        return asdict(self)
+
+
+def cache_folder() -> Path:
+    """Return the folder for what can be made again: `FERRULE_CACHE`, or one in the user's cache."""
+    given = os.environ.get("FERRULE_CACHE")
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ferrule"
+
+
+def wilson(successes: int, count: int) -> tuple[float, float]:
+    """Return the 95 % interval of a proportion (Wilson 1927)."""
+    z = 1.959964
+    share = successes / count
+    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def fidelity_tokens(tokenizer_json: str, limit: int | None = None) -> list[int]:
+    """Return the tokens of the owned text."""
+    text = (resources.files("ferrule_convert.texts") / "fidelity.txt").read_text(encoding="utf-8")
+    ids = list(Tokenizer.from_str(tokenizer_json).encode(text, add_special_tokens=False).ids)
+    return ids[:limit] if limit else ids
+
+
+def _windows(tokens: list[int]) -> Iterator[list[int]]:
+    for start in range(0, len(tokens), WINDOW):
+        yield tokens[start : start + WINDOW]
+
+
+def _digest(tokens: list[int]) -> str:
+    return hashlib.sha256(np.array(tokens, dtype=np.int64).tobytes()).hexdigest()
+
+
+def reference_hidden(checkpoint: Checkpoint, graph: Graph, tokens: list[int]) -> Array:
+    """Return the float model's hidden states over the text, [tokens, hidden]; computed once, then cached.
+
+    Args:
+      checkpoint: Names the cached file by its hash.
+      graph: Without schemes.
+      tokens: Of the text.
+    """
+    key = hashlib.sha256(f"{_VERSION} {file_sha256(checkpoint.path)} {_digest(tokens)}".encode()).hexdigest()
+    path = cache_folder() / "reference" / f"{key}.npy"
+    try:
+        known: Array = np.load(path)
+        if known.shape == (len(tokens), graph.hidden) and known.dtype == np.float32 and np.isfinite(known).all():
+            return known
+    except (OSError, ValueError, EOFError):
+        pass  # not there, or damaged: compute it
+    hidden = np.concatenate([interpret(graph, window) for window in _windows(tokens)])
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_suffix(f".{os.getpid()}.npy")
+        np.save(beside, hidden)
+        beside.replace(path)
+    except OSError:
+        pass  # a cache that cannot be written costs time, nothing else
+    return hidden
+
+
+def _log_softmax(logits: Array) -> Array:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return np.asarray(shifted, dtype=np.float32)
+
+
+@dataclass
+class _Sums:
+    kl: list[Array]
+    same: list[NDArray[np.bool_]]
+    near: list[NDArray[np.bool_]]
+    surprise: float = 0.0
+    surprise_float: float = 0.0
+
+
+def compare(
+    tokens: list[int],
+    reference: Array,
+    graph: Graph,
+    hidden_of: Callable[[list[int]], Array],
+    logits_of: Callable[[Array], Array],
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Fidelity:
+    """Compare a model with the float model over a text.
+
+    Args:
+      tokens: Of the text.
+      reference: The float model's hidden states, [tokens, hidden].
+      graph: Without schemes; its head turns the reference into logits.
+      hidden_of: The other model: a window of tokens from an empty state to hidden states.
+      logits_of: Its head.
+      progress: Told how many positions are done.
+    """
+    sums = _Sums([], [], [])
+    done = 0
+    for window in _windows(tokens):
+        hidden = hidden_of(window)
+        for start in range(0, len(window), _BLOCK):
+            stop = min(start + _BLOCK, len(window))
+            float_log = _log_softmax(head_logits(graph, reference[done + start : done + stop]))
+            other_log = _log_softmax(logits_of(hidden[start:stop]))
+            sums.kl.append((np.exp(float_log) * (float_log - other_log)).sum(axis=1))
+            best = np.partition(float_log, -2, axis=1)[:, -2:]
+            sums.near.append(best[:, 1] - best[:, 0] < NEAR_TIE)
+            sums.same.append(float_log.argmax(axis=1) == other_log.argmax(axis=1))
+            following = np.array(window[start + 1 : stop + 1])
+            places = np.arange(len(following))
+            sums.surprise_float -= float(float_log[places, following].sum())
+            sums.surprise -= float(other_log[places, following].sum())
+        done += len(window)
+        progress(done, len(tokens))
+    kl = np.concatenate(sums.kl).astype(np.float64)
+    same, near = np.concatenate(sums.same), np.concatenate(sums.near)
+    predicted = len(tokens) - len(list(_windows(tokens)))
+    low, high = wilson(int(same.sum()), len(same))
+    return Fidelity(
+        positions=len(tokens),
+        kl=float(kl.mean()),
+        kl_p99=float(np.percentile(kl, 99)),
+        top1=float(same.mean()),
+        top1_low=low,
+        top1_high=high,
+        near_ties=int(near.sum()),
+        top1_clear=float(same[~near].mean()) if (~near).any() else 1.0,
+        perplexity=math.exp(sums.surprise / predicted),
+        perplexity_float=math.exp(sums.surprise_float / predicted),
+        text=_digest(tokens),
+    )

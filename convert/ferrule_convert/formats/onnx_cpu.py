@@ -1,0 +1,224 @@
+"""ONNX for onnxruntime's CPU kernels: MatMulNBits, GroupQueryAttention over a shared buffer, external weights.
+
+The graph takes embedded tokens and ends at the last hidden state. Keys and values live in buffers of the whole context
+that enter as `past.N.*` and leave, being the same memory, as `present.N.*`. Embedding and head lie in a file of their
+own, once where they are tied; `head.onnx` is the whole-vocabulary head over the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import singledispatchmethod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from ferrule_runtime.bundle import Table
+
+from ..graph import GLU, INPUT, Add, Attention, Graph, Linear, Node, RMSNorm, Rope, RopeTable, Weight
+from . import Exported
+from ._binary import BinaryFile
+from ._onnx_memory import facts as memory_facts
+
+__all__ = ["export", "memory_facts"]
+
+_FLOAT, _UINT8, _INT32 = TensorProto.FLOAT, TensorProto.UINT8, TensorProto.INT32
+# RMSNormalization entered the standard at opset 23; onnxruntime 1.31 and newer have its CPU kernel.
+_OPSETS = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
+_IR_VERSION = 11
+_MODEL, _HEAD, _WEIGHTS, _TABLE = "model.onnx", "head.onnx", "weights.bin", "embedding.bin"
+
+
+class _Builder:
+    """Collects the nodes and initializers of one ONNX graph, streaming weights into a file."""
+
+    def __init__(self, binary: BinaryFile, accuracy_level: int) -> None:
+        self.binary = binary
+        self.accuracy_level = accuracy_level
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[onnx.TensorProto] = []
+        self._known: set[str] = set()
+
+    def op(
+        self, kind: str, inputs: list[str], outputs: list[str], name: str, domain: str = "", **attributes: Any
+    ) -> None:
+        self.nodes.append(helper.make_node(kind, inputs, outputs, name=name, domain=domain, **attributes))
+
+    def microsoft(self, kind: str, inputs: list[str], outputs: list[str], name: str, **attributes: Any) -> None:
+        self.op(kind, inputs, outputs, name, "com.microsoft", **attributes)
+
+    def constant(self, name: str, values: NDArray[Any]) -> str:
+        """Keep a small array inside the graph file; the same name is kept once."""
+        if name not in self._known:
+            self._known.add(name)
+            self.initializers.append(onnx.numpy_helper.from_array(values, name))
+        return name
+
+    def external(self, name: str, shape: tuple[int, ...], kind: int, offset: int, length: int) -> str:
+        """Refer to bytes of the binary file."""
+        tensor = TensorProto(name=name, dims=shape, data_type=kind, data_location=TensorProto.EXTERNAL)
+        for key, value in (("location", self.binary.name), ("offset", offset), ("length", length)):
+            tensor.external_data.add(key=key, value=str(value))
+        self.initializers.append(tensor)
+        return name
+
+    def matrix(self, weight: Weight, x: str, y: str) -> None:
+        """Write a weight and the node that multiplies by it."""
+        rows, columns = weight.shape
+        scheme = weight.scheme
+        if scheme is None:
+            # MatMul wants [in, out]; one float matrix at a time is transposed in memory.
+            offset, length = self.binary.write(np.ascontiguousarray(weight.all().T))
+            stored = self.external(f"{weight.name}.weight", (columns, rows), _FLOAT, offset, length)
+            self.op("MatMul", [x, stored], [y], weight.name)
+            return
+        table = self.binary.write_table(weight)
+        inputs = [x, *self.quantised(weight, table)]
+        self.microsoft(
+            "MatMulNBits", inputs, [y], weight.name, K=columns, N=rows, bits=scheme.bits, block_size=scheme.group,
+            accuracy_level=self.accuracy_level,
+        )  # fmt: skip
+
+    def quantised(self, weight: Weight, table: Table) -> list[str]:
+        """Refer to the parts of a quantised matrix that is already in the binary file."""
+        groups = table.columns // table.group
+        size = table.group * table.bits // 8
+        values = (table.rows, groups, size)
+        names = [
+            self.external(f"{weight.name}.weight", values, _UINT8, table.values, int(np.prod(values))),
+            self.external(f"{weight.name}.scales", (table.rows, groups), _FLOAT, table.scales, table.rows * groups * 4),
+        ]
+        if table.zeros:
+            width = (groups * table.bits + 7) // 8
+            names.append(
+                self.external(f"{weight.name}.zeros", (table.rows, width), _UINT8, table.zeros, table.rows * width)
+            )
+        return names
+
+
+class _Graph:
+    """Writes the nodes of the intermediate form as ONNX."""
+
+    def __init__(self, graph: Graph, builder: _Builder, context: int) -> None:
+        self.builder = builder
+        self.context = context
+        self.ropes = {node.name: node for node in graph.nodes if isinstance(node, Rope)}
+        self.attentions: list[Attention] = []
+        for node in graph.nodes:
+            self.write(node)
+
+    def _source(self, name: str) -> str:
+        """Return the value that an attention reads, behind the rotation that it does itself."""
+        return self.ropes[name].x if name in self.ropes else name
+
+    @singledispatchmethod
+    def write(self, node: Node) -> None:
+        raise NotImplementedError(f"{type(node).__name__} has no onnx_cpu form")
+
+    @write.register
+    def _(self, node: RMSNorm) -> None:
+        scale = self.builder.constant(f"{node.name}.weight", node.weight.all())
+        self.builder.op("RMSNormalization", [node.x, scale], [node.name], node.name, axis=-1, epsilon=node.epsilon)
+
+    @write.register
+    def _(self, node: Linear) -> None:
+        if node.bias is None:
+            self.builder.matrix(node.weight, node.x, node.name)
+            return
+        self.builder.matrix(node.weight, node.x, f"{node.name}.product")
+        bias = self.builder.constant(f"{node.name}.bias", node.bias.all())
+        self.builder.op("Add", [f"{node.name}.product", bias], [node.name], f"{node.name}.add")
+
+    @write.register
+    def _(self, node: Rope) -> None:
+        """Nothing: GroupQueryAttention turns queries and keys itself."""
+
+    @write.register
+    def _(self, node: Attention) -> None:
+        layer = len(self.attentions)
+        self.attentions.append(node)
+        table = self.ropes[node.q].table
+        inputs = [self._source(node.q), self._source(node.k), node.v, f"past.{layer}.key", f"past.{layer}.value"]
+        inputs += ["seqlens_k", "total_sequence_length", *self._angles(table)]
+        outputs = [node.name, f"present.{layer}.key", f"present.{layer}.value"]
+        self.builder.microsoft(
+            "GroupQueryAttention", inputs, outputs, node.name, num_heads=node.heads, kv_num_heads=node.kv_heads,
+            scale=node.scale, do_rotary=1, rotary_interleaved=0,
+        )  # fmt: skip
+
+    def _angles(self, table: RopeTable) -> list[str]:
+        angles = table.angles(0, self.context)
+        return [
+            self.builder.constant(f"rotary.{name}", function(angles).astype(np.float32))
+            for name, function in (("cos", np.cos), ("sin", np.sin))
+        ]
+
+    @write.register
+    def _(self, node: GLU) -> None:
+        silu = f"{node.name}.silu"
+        self.builder.microsoft("QuickGelu", [node.gate], [silu], silu, alpha=1.0)
+        self.builder.op("Mul", [silu, node.up], [node.name], node.name)
+
+    @write.register
+    def _(self, node: Add) -> None:
+        self.builder.op("Add", [node.a, node.b], [node.name], node.name)
+
+
+def _value(name: str, kind: int, shape: Sequence[int | str]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def _save(builder: _Builder, inputs: list[Any], outputs: list[Any], path: Path) -> None:
+    graph = helper.make_graph(builder.nodes, path.stem, inputs, outputs, builder.initializers)
+    model = helper.make_model(graph, opset_imports=_OPSETS, ir_version=_IR_VERSION, producer_name="ferrule")
+    path.write_bytes(model.SerializeToString())
+
+
+def _write_head(graph: Graph, binary: BinaryFile, table: Table, accuracy_level: int, path: Path) -> None:
+    builder = _Builder(binary, accuracy_level)
+    if table.bits == 32:
+        weight = builder.external(
+            "head.weight", (table.rows, table.columns), _FLOAT, table.values, 4 * graph.head.count
+        )
+        builder.op("Gemm", ["hidden", weight], ["logits"], "head", transB=1)
+    else:
+        parts = builder.quantised(graph.head, table)
+        builder.microsoft(
+            "MatMulNBits", ["hidden", *parts], ["logits"], "head", K=table.columns, N=table.rows, bits=table.bits,
+            block_size=table.group, accuracy_level=accuracy_level,
+        )  # fmt: skip
+    hidden = _value("hidden", _FLOAT, ["tokens", table.columns])
+    _save(builder, [hidden], [_value("logits", _FLOAT, ["tokens", table.rows])], path)
+
+
+def export(graph: Graph, folder: Path, context: int, accuracy_level: int) -> Exported:
+    """Write `model.onnx`, `head.onnx` and their weights.
+
+    Args:
+      graph: With schemes.
+      folder: Where to write; it exists.
+      context: Positions that the rotary tables must reach.
+      accuracy_level: MatMulNBits' own: 4 computes with int8 activations, 0 with the kernel's default.
+    """
+    with BinaryFile(folder / _WEIGHTS) as weights:
+        builder = _Builder(weights, accuracy_level)
+        written = _Graph(graph, builder, context)
+        inputs = [_value(INPUT, _FLOAT, [1, "tokens", graph.hidden])]
+        inputs += [_value("seqlens_k", _INT32, [1]), _value("total_sequence_length", _INT32, [])]
+        outputs = [_value("hidden", _FLOAT, [1, "tokens", graph.hidden])]
+        builder.op("Identity", [graph.nodes[-1].name], ["hidden"], "hidden")
+        for layer, node in enumerate(written.attentions):
+            for part in ("key", "value"):
+                shape = (1, node.kv_heads, "context", node.head_size)
+                inputs.append(_value(f"past.{layer}.{part}", _FLOAT, shape))
+                outputs.append(_value(f"present.{layer}.{part}", _FLOAT, shape))
+        _save(builder, inputs, outputs, folder / _MODEL)
+    with BinaryFile(folder / _TABLE) as binary:
+        embedding = binary.write_table(graph.embedding)
+        head = embedding if graph.tied else binary.write_table(graph.head)
+        _write_head(graph, binary, head, accuracy_level, folder / _HEAD)
+    return Exported("onnx", (_MODEL, _HEAD, _WEIGHTS, _TABLE), {"embedding": embedding, "head": head})

@@ -1,0 +1,193 @@
+"""GGUF files: headers through the `gguf` library, tensor rows dequantised when they are asked for."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFReader
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+
+from ferrule_runtime.errors import CheckpointError
+
+from .checkpoint import Checkpoint
+from .gguf_tokenizer import tokenizer_json
+from .graph import Weight
+
+__all__ = ["read"]
+
+MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+
+# GGUF's names for what Hugging Face calls otherwise (llama.cpp's gguf-py, constants.py).
+_TENSORS = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER_TENSORS = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "attn_q.weight": "self_attn.q_proj.weight",
+    "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "ffn_gate.weight": "mlp.gate_proj.weight",
+    "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+}
+_CONFIG = {
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+    "context_length": "max_position_embeddings",
+}
+# Architectures that are llama.cpp's own names for a Hugging Face model_type.
+_FAMILIES = {"llama": "llama"}
+
+
+def _open(path: Path) -> GGUFReader:
+    with path.open("rb") as file:
+        head = file.read(8)
+    if head[:4] != MAGIC:
+        raise CheckpointError(
+            f"{path}: starts with {head[:4]!r}, not {MAGIC!r}", hint="not a GGUF file, or a broken download"
+        )
+    version = struct.unpack("<I", head[4:8])[0] if len(head) == 8 else 0
+    if version not in _VERSIONS:
+        raise CheckpointError(f"{path}: GGUF version {version}", hint=f"versions {_VERSIONS} are read, little-endian")
+    try:
+        return GGUFReader(path)
+    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
+        detail = str(error).split("\n")[0]
+        raise CheckpointError(
+            f"{path}: damaged or truncated GGUF at {path.stat().st_size} bytes: {detail}", hint="fetch the file again"
+        ) from None
+
+
+def _metadata(reader: GGUFReader, path: Path) -> dict[str, Any]:
+    try:
+        return {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+    except (ValueError, IndexError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: damaged GGUF metadata: {error}", hint="fetch the file again") from None
+
+
+def _half_split(heads: int, rows: int) -> NDArray[np.int64]:
+    """Return where each row of a Hugging Face q or k matrix stands in llama.cpp's.
+
+    llama.cpp stores the two halves of a head interleaved (convert_hf_to_gguf.py, `permute`); this undoes it.
+    """
+    size = rows // heads
+    return np.arange(rows).reshape(heads, size // 2, 2).swapaxes(1, 2).reshape(rows)
+
+
+def _weight(name: str, tensor: Any, order: NDArray[np.int64] | None, path: Path) -> Weight:
+    kind = GGMLQuantizationType(tensor.tensor_type)
+    shape = tuple(int(size) for size in reversed(tensor.shape))
+    stored: NDArray[Any] = tensor.data
+
+    def rows(start: int, stop: int) -> NDArray[np.float32]:
+        block = stored[start:stop] if order is None else stored[order[start:stop]]
+        # A copy, so that no view keeps pages of the file alive.
+        values = np.array(dequantize(np.ascontiguousarray(block), kind), dtype=np.float32)
+        if not np.isfinite(values).all():
+            bad = int((~np.isfinite(values)).sum())
+            raise CheckpointError(
+                f"{path}: `{name}` holds {bad} values that are not finite in rows {start} to {stop - 1}",
+                hint="the weights are damaged; fetch the file again",
+            )
+        return values
+
+    return Weight(name, shape, rows, kind.name)
+
+
+def _hf_name(name: str) -> str | None:
+    if name in _TENSORS:
+        return _TENSORS[name]
+    if name.startswith("blk."):
+        _, layer, rest = name.split(".", 2)
+        if rest in _LAYER_TENSORS:
+            return f"model.layers.{layer}.{_LAYER_TENSORS[rest]}"
+    return None
+
+
+def _tensors(reader: GGUFReader, config: Mapping[str, Any], path: Path) -> dict[str, Weight]:
+    result: dict[str, Weight] = {}
+    for tensor in reader.tensors:
+        name = _hf_name(tensor.name)
+        if name is None:
+            raise CheckpointError(
+                f"{path}: tensor `{tensor.name}` is not one that a {config['model_type']} model has",
+                hint="reading it without that tensor would give another model",
+            )
+        kind = GGMLQuantizationType(tensor.tensor_type)
+        try:
+            dequantize(np.zeros(0, dtype=np.uint8), kind)
+        except NotImplementedError:
+            raise CheckpointError(
+                f"{path}: `{tensor.name}` is stored as {kind.name}, which cannot be read", hint="use another file"
+            ) from None
+        except ValueError:
+            pass  # an empty array has no whole block; the type itself is known
+        order = None
+        if config["model_type"] == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+            order = _half_split(heads, int(tensor.shape[1]))
+        result[name] = _weight(name, tensor, order, path)
+    return result
+
+
+def _config(meta: Mapping[str, Any], names: Iterable[str], path: Path) -> dict[str, Any]:
+    architecture = meta.get("general.architecture")
+    if architecture not in _FAMILIES:
+        known = ", ".join(sorted(_FAMILIES))
+        raise CheckpointError(f"{path}: architecture `{architecture}` is not known", hint=f"known: {known}")
+    config: dict[str, Any] = {"model_type": _FAMILIES[str(architecture)]}
+    for key, ours in _CONFIG.items():
+        value = meta.get(f"{architecture}.{key}")
+        if value is None:
+            raise CheckpointError(f"{path}: no `{architecture}.{key}` in its metadata", hint="fetch the file again")
+        config[ours] = value
+    heads = config["num_attention_heads"]
+    config["head_dim"] = meta.get(f"{architecture}.attention.key_length") or config["hidden_size"] // heads
+    config["tie_word_embeddings"] = "output.weight" not in names
+    config["vocab_size"] = len(meta.get("tokenizer.ggml.tokens") or ())
+    scaling = meta.get(f"{architecture}.rope.scaling.type", "none")
+    if scaling != "none" or "rope_freqs.weight" in names:
+        raise CheckpointError(
+            f"{path}: its rotary embedding is scaled ({scaling})", hint="not supported by this reader"
+        )
+    return config
+
+
+def read(path: Path) -> Checkpoint:
+    """Open a GGUF file; only its headers and tokenizer are read.
+
+    Raises:
+      CheckpointError: Wrong magic or version, truncated, unknown architecture or tensor type, or a part is missing.
+    """
+    reader = _open(path)
+    meta = _metadata(reader, path)
+    config = _config(meta, {tensor.name for tensor in reader.tensors}, path)
+    tensors = _tensors(reader, config, path)
+    stops = {meta.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")} - {None}
+    kinds = sorted({tensor.stored for tensor in tensors.values() if len(tensor.shape) > 1})
+    return Checkpoint(
+        name=str(meta.get("general.name") or path.stem),
+        path=path,
+        config=config,
+        tensors=tensors,
+        tokenizer_json=tokenizer_json(meta, path),
+        template=meta.get("tokenizer.chat_template"),
+        stop_tokens=tuple(sorted(int(stop) for stop in stops if stop is not None)),
+        licence=meta.get("general.license"),
+        stored=f"GGUF {'/'.join(kinds)}",
+    )

@@ -1,0 +1,242 @@
+"""The intermediate form: a small graph of *semantic* operations, the same for every model family and executor.
+
+A node has one output, called by the node's name. Values are float32, shaped [tokens, features]; the batch is always one
+conversation. Weights stay where they are until a format asks for their rows, so a graph costs kilobytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .schemes import Scheme
+
+__all__ = [
+    "GLU",
+    "INPUT",
+    "Add",
+    "Attention",
+    "Graph",
+    "Linear",
+    "Node",
+    "RMSNorm",
+    "Rope",
+    "RopeTable",
+    "Rows",
+    "Weight",
+]
+
+# Reads rows [start, stop) of a matrix (or the elements of a vector) as float32, from wherever they are stored.
+Rows = Callable[[int, int], NDArray[np.float32]]
+
+INPUT = "embeddings"
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor of the model, not yet read.
+
+    Attributes:
+      name: Where it stands in the model, such as `layers.3.attention.q`.
+      shape: [rows, columns] of a matrix, or [elements] of a vector.
+      rows: Reads a block of it.
+      stored: The source's own number format, such as `BF16` or `Q4_1`.
+      scheme: How it will be quantised; None keeps float32.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    rows: Rows
+    stored: str
+    scheme: Scheme | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape))
+
+    def all(self) -> NDArray[np.float32]:
+        """Read the whole tensor."""
+        return self.rows(0, self.shape[0])
+
+    def blocks(self, elements: int = 1 << 20) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Read it in order, in blocks of about `elements`: (first row, rows)."""
+        step = max(1, elements // max(1, self.count // self.shape[0]))
+        for start in range(0, self.shape[0], step):
+            yield start, self.rows(start, min(start + step, self.shape[0]))
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation. Its output has its name."""
+
+    name: str
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the values it reads."""
+        raise NotImplementedError
+
+    @property
+    def weights(self) -> dict[str, Weight]:
+        """Its weights, by the field that holds them."""
+        return {key: value for key, value in vars(self).items() if isinstance(value, Weight)}
+
+
+@dataclass(frozen=True)
+class RMSNorm(Node):
+    """y = x / sqrt(mean(x²) + epsilon) · weight (Zhang & Sennrich 2019)."""
+
+    x: str
+    weight: Weight
+    epsilon: float
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the values it reads."""
+        return (self.x,)
+
+
+@dataclass(frozen=True)
+class Linear(Node):
+    """y = x · weightᵀ + bias; weight is [out, in]."""
+
+    x: str
+    weight: Weight
+    bias: Weight | None = None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the values it reads."""
+        return (self.x,)
+
+
+@dataclass(frozen=True)
+class RopeTable:
+    """Angles of the rotary embedding: position p turns pair i by p · frequencies[i] (Su et al. 2021).
+
+    Attributes:
+      frequencies: Radians per position, one per pair of features, after any scaling.
+    """
+
+    frequencies: tuple[float, ...]
+
+    def angles(self, start: int, stop: int) -> NDArray[np.float64]:
+        """Return angles of positions [start, stop): [positions, pairs]."""
+        return np.outer(np.arange(start, stop, dtype=np.float64), np.array(self.frequencies, dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class Rope(Node):
+    """Turns feature i and i + pairs of each head by the position's angle (the half-split layout)."""
+
+    x: str
+    heads: int
+    table: RopeTable
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the values it reads."""
+        return (self.x,)
+
+
+@dataclass(frozen=True)
+class Attention(Node):
+    """Causal grouped-query attention over everything fed so far; remembers keys and values by its name.
+
+    Query head h reads key/value head h // (heads // kv_heads) (Ainslie et al. 2023). Scores are scaled by `scale`.
+    """
+
+    q: str
+    k: str
+    v: str
+    heads: int
+    kv_heads: int
+    head_size: int
+    scale: float
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the values it reads."""
+        return (self.q, self.k, self.v)
+
+
+@dataclass(frozen=True)
+class GLU(Node):
+    """y = silu(gate) · up (Shazeer 2020)."""
+
+    gate: str
+    up: str
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the values it reads."""
+        return (self.gate, self.up)
+
+
+@dataclass(frozen=True)
+class Add(Node):
+    """y = a + b."""
+
+    a: str
+    b: str
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the values it reads."""
+        return (self.a, self.b)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A model: from embedded tokens to the last hidden states; table and head apart.
+
+    Attributes:
+      family: The model family, a file in `archs/`.
+      nodes: In the order in which they run; the last one's output is the result.
+      embedding: [vocabulary, hidden].
+      head: [vocabulary, hidden]; the embedding itself where they are tied.
+      hidden: Features of the residual stream.
+      context: Positions the model was trained for.
+      facts: Sizes for people and manifests: layers, heads, kv_heads, head_dim, hidden, vocabulary.
+    """
+
+    family: str
+    nodes: tuple[Node, ...]
+    embedding: Weight
+    head: Weight
+    hidden: int
+    context: int
+    facts: dict[str, Any]
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head reads the embedding's own table."""
+        return self.head.name == self.embedding.name
+
+    def weights(self) -> Iterator[Weight]:
+        """Yield every weight once, nodes' first, then embedding and head."""
+        for node in self.nodes:
+            yield from node.weights.values()
+        yield self.embedding
+        if not self.tied:
+            yield self.head
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights."""
+        return sum(weight.count for weight in self.weights())
+
+    def map_weights(self, change: Callable[[Weight], Weight]) -> Graph:
+        """Return the graph with every weight changed by a function."""
+
+        def changed(node: Node) -> Node:
+            fields: dict[str, Any] = {key: change(weight) for key, weight in node.weights.items()}
+            return replace(node, **fields)
+
+        nodes = tuple(changed(node) for node in self.nodes)
+        return replace(self, nodes=nodes, embedding=change(self.embedding), head=change(self.head))

@@ -1,0 +1,139 @@
+"""The graph, executed in plain numpy: the reference for every format.
+
+One node at a time, one weight at a time: memory holds one layer's activations and one weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import singledispatch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .graph import GLU, INPUT, Add, Attention, Graph, Linear, Node, RMSNorm, Rope, Weight
+from .schemes import dequantise, quantise
+
+__all__ = ["Memory", "embed", "head_logits", "interpret", "rotate", "weight_rows"]
+
+Array = NDArray[np.float32]
+
+
+@dataclass
+class Memory:
+    """What a conversation leaves behind: position, and keys and values by node, [tokens, kv_heads, head_size]."""
+
+    position: int = 0
+    keys: dict[str, Array] = field(default_factory=dict)
+    values: dict[str, Array] = field(default_factory=dict)
+
+
+def weight_rows(weight: Weight, start: int, stop: int) -> Array:
+    """Read rows of a weight as its scheme leaves them: quantised and back, or as they are."""
+    rows = weight.rows(start, stop)
+    return rows if weight.scheme is None else dequantise(quantise(rows, weight.scheme), weight.scheme)
+
+
+@singledispatch
+def _run(node: Node, values: dict[str, Array], memory: Memory) -> Array:
+    raise NotImplementedError(f"{type(node).__name__} has no numpy form")
+
+
+@_run.register
+def _(node: RMSNorm, values: dict[str, Array], memory: Memory) -> Array:
+    x = values[node.x]
+    mean = np.mean(np.square(x), axis=-1, keepdims=True, dtype=np.float32)
+    return np.asarray(x / np.sqrt(mean + np.float32(node.epsilon)) * node.weight.all(), dtype=np.float32)
+
+
+@_run.register
+def _(node: Linear, values: dict[str, Array], memory: Memory) -> Array:
+    x = values[node.x]
+    y = np.empty((len(x), node.weight.shape[0]), dtype=np.float32)
+    for start, block in node.weight.blocks():
+        rows = block if node.weight.scheme is None else weight_rows(node.weight, start, start + len(block))
+        y[:, start : start + len(rows)] = x @ rows.T
+    return y if node.bias is None else y + node.bias.all()
+
+
+def rotate(x: Array, angles: NDArray[np.float64]) -> Array:
+    """Turn the pairs (i, i + pairs) of each head: x [tokens, heads, size], angles [tokens, pairs]."""
+    pairs = angles.shape[1]
+    cos, sin = (f(angles)[:, None, :].astype(np.float32) for f in (np.cos, np.sin))
+    a, b, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+
+
+@_run.register
+def _(node: Rope, values: dict[str, Array], memory: Memory) -> Array:
+    x = values[node.x]
+    angles = node.table.angles(memory.position, memory.position + len(x))
+    return rotate(x.reshape(len(x), node.heads, -1), angles).reshape(x.shape)
+
+
+@_run.register
+def _(node: Attention, values: dict[str, Array], memory: Memory) -> Array:
+    shape = (-1, node.kv_heads, node.head_size)
+    new_k, new_v = values[node.k].reshape(shape), values[node.v].reshape(shape)
+    k = memory.keys[node.name] = np.concatenate([memory.keys.get(node.name, new_k[:0]), new_k])
+    v = memory.values[node.name] = np.concatenate([memory.values.get(node.name, new_v[:0]), new_v])
+    q = values[node.q].reshape(-1, node.heads, node.head_size)
+    past = len(k) - len(q)
+    hidden = np.arange(len(k))[None, :] > past + np.arange(len(q))[:, None]
+    out = np.empty_like(q)
+    for head in range(node.heads):
+        of = head // (node.heads // node.kv_heads)
+        scores = q[:, head] @ k[:, of].T * np.float32(node.scale)
+        scores[hidden] = -np.inf
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        out[:, head] = weights / weights.sum(axis=1, keepdims=True) @ v[:, of]
+    return out.reshape(len(q), -1)
+
+
+@_run.register
+def _(node: GLU, values: dict[str, Array], memory: Memory) -> Array:
+    gate = values[node.gate]
+    return np.asarray(gate / (1 + np.exp(-gate)) * values[node.up], dtype=np.float32)
+
+
+@_run.register
+def _(node: Add, values: dict[str, Array], memory: Memory) -> Array:
+    return values[node.a] + values[node.b]
+
+
+def embed(graph: Graph, tokens: list[int]) -> Array:
+    """Return the embedded tokens, [tokens, hidden]."""
+    return np.concatenate([weight_rows(graph.embedding, token, token + 1) for token in tokens])
+
+
+def head_logits(graph: Graph, hidden: Array) -> Array:
+    """Return logits [tokens, vocabulary] of hidden states [tokens, hidden]."""
+    logits = np.empty((len(hidden), graph.head.shape[0]), dtype=np.float32)
+    for start, block in graph.head.blocks():
+        rows = block if graph.head.scheme is None else weight_rows(graph.head, start, start + len(block))
+        logits[:, start : start + len(rows)] = hidden @ rows.T
+    return logits
+
+
+def interpret(graph: Graph, tokens: list[int], memory: Memory | None = None) -> Array:
+    """Run tokens through the graph behind what the memory holds.
+
+    Args:
+      graph: With or without schemes; quantised weights are used as their integers stand.
+      tokens: Token ids.
+      memory: Changed in place; None starts afresh.
+
+    Returns:
+      Hidden states after the final norm, float32 [tokens, hidden].
+    """
+    memory = Memory() if memory is None else memory
+    values: dict[str, Array] = {INPUT: embed(graph, tokens)}
+    last_use = {name: index for index, node in enumerate(graph.nodes) for name in node.inputs}
+    for index, node in enumerate(graph.nodes):
+        # exp of a large negative gate overflows to inf, and 1 / inf is the right 0.
+        with np.errstate(over="ignore"):
+            values[node.name] = _run(node, values, memory)
+        for name in [n for n in node.inputs if last_use[n] == index]:
+            values.pop(name, None)
+    memory.position += len(tokens)
+    return values[graph.nodes[-1].name]

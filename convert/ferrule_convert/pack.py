@@ -1,0 +1,214 @@
+"""Converting: everything from a checkpoint to a bundle that is whole or not there at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ferrule_runtime import __version__
+from ferrule_runtime.bundle import MANIFEST, Bundle, File, Manifest, file_sha256
+from ferrule_runtime.commandline import human
+from ferrule_runtime.errors import BundleError, RecipeError, UsageError
+from ferrule_targets.target import Target
+
+from .archs import build
+from .chat_format import chat_format
+from .check import gate
+from .checkpoint import Checkpoint
+from .formats import export, memory_facts
+from .graph import Graph
+from .recipe import Recipe, apply, describe
+
+__all__ = ["Options", "convert"]
+
+Progress = Callable[[str], None]
+
+# Tables of angles are made for this many positions at most, whatever the model was trained for.
+_CONTEXT = 8192
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user can decide about a conversion.
+
+    Attributes:
+      context: Positions that the bundle must reach; None takes the model's, up to 8,192.
+      dialect: The tool-call dialect; None detects it.
+      fidelity: Whether to compare with the float model.
+      max_kl: Mean KL above which the conversion fails; None records it only.
+    """
+
+    context: int | None = None
+    dialect: str | None = None
+    fidelity: bool = True
+    max_kl: float | None = None
+
+
+def _legal(graph: Graph, recipe: Recipe, target: Target) -> None:
+    """Refuse a recipe that the target's kernels do not execute well, before anything is written."""
+    for weight in graph.weights():
+        scheme = weight.scheme
+        if scheme is None:
+            continue
+        if scheme.bits not in target.bits or scheme.group not in target.groups:
+            raise RecipeError(
+                f"recipe `{recipe.name}` stores `{weight.name}` in {scheme.bits} bits by groups of {scheme.group}; "
+                f"target `{target.name}` takes {'/'.join(map(str, target.bits))} bits "
+                f"by groups of {'/'.join(map(str, target.groups))}",
+                hint=f"`ferrule recipes --target {target.name}` lists those that fit",
+            )
+
+
+@contextlib.contextmanager
+def _beside(out: Path) -> Iterator[Path]:
+    """Give a folder beside `out` that becomes it at the end, in one step, or vanishes."""
+    if out.exists():
+        raise UsageError(f"{out}: exists already", hint="choose another -o, or remove it first")
+    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir()
+        yield partial
+        for path in [*partial.iterdir(), partial]:
+            _flush(path)
+        partial.rename(out)
+        _flush(out.parent)
+    except OSError as error:
+        free = shutil.disk_usage(out.parent).free if out.parent.exists() else 0
+        raise BundleError(
+            f"{out}: cannot be written: {error.strerror or error}", hint=f"{human(free)} are free there"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _made() -> dict[str, Any]:
+    tools = ("numpy", "onnx", "onnxruntime", "gguf", "tokenizers")
+    return {
+        "ferrule": __version__,
+        "tools": {name: version(name) for name in tools},
+        "python": platform.python_version(),
+        "command": shlex.join(["ferrule", *sys.argv[1:]]),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _bits_per_weight(graph: Graph) -> float:
+    """Return bits per weight of the matrices as stored: integers, scales, zero points; embedding and head included."""
+    matrices = [weight for weight in graph.weights() if len(weight.shape) == 2]
+    stored = sum(w.scheme.bytes_for(w.shape[0], w.shape[1]) if w.scheme else 4 * w.count for w in matrices)
+    return 8 * stored / sum(weight.count for weight in matrices)
+
+
+def _room(graph: Graph, out: Path) -> None:
+    """Refuse before writing when the disk cannot hold the weights."""
+    needed = int(_bits_per_weight(graph) / 8 * graph.parameters)
+    place = next(parent for parent in out.absolute().parents if parent.exists())
+    if (free := shutil.disk_usage(place).free) < needed:
+        raise BundleError(
+            f"{out}: {human(needed)} needed, {human(free)} free on its disk", hint="make room, or another -o"
+        )
+
+
+def convert(
+    checkpoint: Checkpoint, target: Target, recipe: Recipe, out: Path, options: Options, progress: Progress
+) -> Bundle:
+    """Convert a checkpoint into a bundle.
+
+    Weights are streamed: memory holds one at a time. The bundle appears under its name only when it is whole, checked
+    against the float model, and on the disk.
+
+    Args:
+      checkpoint: What to convert.
+      target: The kind of board it is for.
+      recipe: How to quantise it.
+      out: The bundle's folder; must not exist.
+      options: What the user decided.
+      progress: Told what is being done.
+
+    Raises:
+      UsageError: `out` exists.
+      RecipeError: The recipe does not fit the weights or the target.
+      CheckpointError: The checkpoint lacks something, or holds values that are not finite.
+      BundleError: The disk is full, or the gate failed.
+    """
+    form = target.forms[0]
+    plain = build(checkpoint)
+    graph = apply(plain, recipe)
+    _legal(graph, recipe, target)
+    context = options.context or min(plain.context, _CONTEXT)
+    if context > plain.context:
+        raise UsageError(
+            f"a context of {context} tokens; the model reaches {plain.context}", hint="a smaller --context"
+        )
+    chat = chat_format(checkpoint, options.dialect)
+    _room(graph, out)
+    with _beside(out) as folder:
+        progress(f"writing {human(_bits_per_weight(graph) / 8 * graph.parameters)} of weights as {recipe.name}")
+        exported = export(form, graph, folder, context, target.accuracy_level)
+        (folder / "tokenizer.json").write_text(checkpoint.tokenizer_json, encoding="utf-8")
+        (folder / "template.jinja").write_text(chat.template, encoding="utf-8")
+        manifest = Manifest(
+            name=f"{out.name}",
+            checkpoint={
+                "name": checkpoint.name,
+                "file": checkpoint.path.name,
+                "sha256": file_sha256(checkpoint.path),
+                "stored": checkpoint.stored,
+                "licence": checkpoint.licence,
+                "parameters": plain.parameters,
+            },
+            architecture={"family": plain.family, **plain.facts},
+            recipe={**describe(recipe), "bits_per_weight": round(_bits_per_weight(graph), 3)},
+            target=target.name,
+            form=form,
+            engine=exported.engine,
+            features=target.features,
+            context=context,
+            dialect=chat.dialect,
+            stop_tokens=chat.stop_tokens,
+            tables=exported.tables,
+            memory=memory_facts(form, graph, context, len(checkpoint.tokenizer_json.encode())),
+            fidelity={"skipped": "--no-fidelity"},
+            made=_made() | {"dialect": chat.note},
+            files={},
+        )
+        names = [*exported.files, "tokenizer.json", "template.jinja"]
+        manifest = replace(manifest, files=_hashed(folder, names))
+        checked = gate(Bundle(folder, manifest, ""), checkpoint, plain, graph, options.fidelity, progress)
+        if options.max_kl is not None:
+            _within(checked.fidelity, options.max_kl)
+        manifest = replace(manifest, fidelity=checked.fidelity, files=_hashed(folder, [*names, *checked.files]))
+        (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+    return Bundle(out, manifest, file_sha256(out / MANIFEST))
+
+
+def _within(fidelity: dict[str, Any], max_kl: float) -> None:
+    if "kl" not in fidelity:
+        raise UsageError("--max-kl needs the fidelity check", hint="leave --no-fidelity out")
+    if fidelity["kl"] > max_kl:
+        raise BundleError(
+            f"mean KL to the float model is {fidelity['kl']:.4f}, --max-kl allows {max_kl:.4f}", hint="use more bits"
+        )
+
+
+def _hashed(folder: Path, names: list[str]) -> dict[str, File]:
+    return {name: File((folder / name).stat().st_size, file_sha256(folder / name)) for name in names}

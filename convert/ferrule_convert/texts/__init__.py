@@ -1,0 +1,1 @@
+"""Texts that the project owns: what fidelity is measured on."""

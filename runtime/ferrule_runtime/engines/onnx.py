@@ -1,0 +1,167 @@
+"""onnxruntime on the CPU: one session for the layers, another for the whole-vocabulary head."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..bundle import Bundle
+from ..errors import BundleError, ContextError, EngineError
+from ..head import TableReader
+from . import Snapshot
+
+__all__ = ["OnnxEngine", "load"]
+
+_MODEL, _HEAD = "model.onnx", "head.onnx"
+
+
+def _session(path: Path, threads: int) -> Any:
+    try:
+        import onnxruntime
+    except ImportError:
+        raise EngineError("onnxruntime is not installed", hint="pip install 'ferrule-runtime[onnx]'") from None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # the bindings raise a dozen types of their own, all meaning "cannot load"
+        raise EngineError(
+            f"{path}: onnxruntime {onnxruntime.__version__} cannot load it: {str(error).splitlines()[0]}",
+            hint="was it made for a newer onnxruntime?",
+        ) from None
+
+
+class OnnxEngine:
+    """A bundle's graph in onnxruntime, with the state of one conversation.
+
+    Keys and values lie in buffers of the whole context, written in place by the kernel. They are touched when the
+    engine is made, so that memory which is not there is missed at load and not in the middle of an answer.
+    """
+
+    def __init__(self, bundle: Bundle, *, threads: int, context: int, chunk: int) -> None:
+        if not 1 <= context <= bundle.manifest.context:
+            raise ContextError(
+                f"a context of {context} tokens was asked for, the bundle's tables reach {bundle.manifest.context}",
+                hint=f"--context {bundle.manifest.context} or less",
+            )
+        self._bundle = bundle
+        self._context = context
+        self._chunk = min(chunk, context)
+        self._position = 0
+        self._embedding = TableReader(bundle, bundle.manifest.tables["embedding"])
+        # The head first: while it is packed its table is mapped twice, and nothing else is loaded yet.
+        self._head = _session(bundle.file(_HEAD), threads)
+        self._session = _session(bundle.file(_MODEL), threads)
+        self._make_state()
+
+    def _make_state(self) -> None:
+        import onnxruntime
+
+        inputs = {entry.name: entry.shape for entry in self._session.get_inputs()}
+        self._state: dict[str, NDArray[np.float32]] = {}
+        self._binding = self._session.io_binding()
+        for name, shape in inputs.items():
+            if not name.startswith("past."):
+                continue
+            buffer = np.empty([self._context if size == "context" else size for size in shape], dtype=np.float32)
+            buffer.fill(0)
+            self._state[name] = buffer
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(buffer)
+            # On the CPU an OrtValue over a contiguous array is that array's own memory.
+            self._binding.bind_ortvalue_input(name, value)
+            self._binding.bind_ortvalue_output(name.replace("past.", "present."), value)
+        if not self._state:
+            raise BundleError(f"{self._bundle.path}: its graph keeps no state", hint="convert the checkpoint again")
+        self._lengths = np.zeros(1, dtype=np.int32)
+        self._total = np.zeros((), dtype=np.int32)
+        self._binding.bind_cpu_input("seqlens_k", self._lengths)
+        self._binding.bind_cpu_input("total_sequence_length", self._total)
+
+    @property
+    def position(self) -> int:
+        """Tokens fed since the last reset."""
+        return self._position
+
+    @property
+    def context(self) -> int:
+        """Most tokens that can be held."""
+        return self._context
+
+    @property
+    def chunk(self) -> int:
+        """Most tokens that go through the graph at once."""
+        return self._chunk
+
+    def feed(self, tokens: Sequence[int], *, every: bool = False) -> NDArray[np.float32]:
+        """Run tokens through the graph behind those already fed; see `engines.Engine`."""
+        if not tokens:
+            raise EngineError("no tokens to feed")
+        if self._position + len(tokens) > self._context:
+            raise ContextError(
+                f"{len(tokens)} tokens behind {self._position} do not fit a context of {self._context}",
+                hint="a larger --context, a shorter request, or fewer tools",
+            )
+        kept = []
+        for start in range(0, len(tokens), self._chunk):
+            hidden = self._run(tokens[start : start + self._chunk])
+            kept.append(hidden if every else hidden[-1:])
+        result: NDArray[np.float32] = np.concatenate(kept) if every else kept[-1]
+        return result
+
+    def _run(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        rows = self._embedding.rows(tokens)[None]
+        hidden = np.empty_like(rows)
+        total = self._position + len(tokens)
+        self._lengths[0], self._total[()] = total - 1, total
+        self._binding.bind_cpu_input("embeddings", rows)
+        self._binding.bind_output("hidden", "cpu", 0, np.float32, list(hidden.shape), hidden.ctypes.data)
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # see _session
+            raise EngineError(
+                f"onnxruntime failed at position {self._position}: {str(error).splitlines()[0]}"
+            ) from None
+        if not np.isfinite(hidden[0, -1]).all():
+            raise EngineError(
+                f"hidden state at position {total - 1} is not finite", hint="`ferrule check` the bundle on this machine"
+            )
+        self._position = total
+        return hidden[0]
+
+    def logits(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Turn hidden states into logits over the whole vocabulary; see `engines.Engine`."""
+        result: NDArray[np.float32] = self._head.run(None, {"hidden": np.ascontiguousarray(hidden)})[0]
+        return result
+
+    def snapshot(self) -> Snapshot:
+        """Copy the keys and values of the positions fed so far."""
+        return Snapshot(self._position, {n: b[:, :, : self._position].copy() for n, b in self._state.items()})
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Return to a state that was copied before, bit for bit."""
+        if snapshot.position > self._context or set(snapshot.arrays) != set(self._state):
+            raise EngineError(f"a snapshot of {snapshot.position} tokens is not of this engine")
+        for name, array in snapshot.arrays.items():
+            self._state[name][:, :, : snapshot.position] = array
+        self._position = snapshot.position
+
+    def reset(self) -> None:
+        """Forget everything; old keys and values lie beyond the position and are never read."""
+        self._position = 0
+
+
+def load(bundle: Bundle, *, threads: int, context: int, chunk: int) -> OnnxEngine:
+    """Load a bundle into onnxruntime.
+
+    Raises:
+      EngineError: onnxruntime is missing, or cannot load the graph.
+      ContextError: The context is longer than the bundle's tables.
+    """
+    return OnnxEngine(bundle, threads=threads or len(os.sched_getaffinity(0)), context=context, chunk=chunk)

@@ -1,0 +1,189 @@
+"""Golden calls: what a bundle answered where it was made, so that a board can tell whether it answers the same.
+
+Another CPU rounds otherwise, so equality is not the test: a call may differ from the recorded one first where the two
+best tokens were closer than the noise of the form, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .bundle import Bundle
+from .chat import render
+from .constrain import Constraint, Vocabulary
+from .decode import generate
+from .dialects import Dialect, load_dialect
+from .engines import Engine, load
+from .errors import BundleError
+from .messages import Call, Message
+from .tokenizer import Tokenizer
+from .tools import Tool
+
+__all__ = ["GOLDEN_FILE", "Verdict", "golden_prompts", "record", "replay"]
+
+GOLDEN_FILE = "golden.json"
+_LIMIT = 48
+_CONTEXT = 1024
+
+
+def _nothing(**_: Any) -> str:
+    return ""
+
+
+def _tool(name: str, description: str, properties: dict[str, Any]) -> Tool:
+    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return Tool(name, description, schema, _nothing)
+
+
+_TOOLS = (
+    _tool("set_alarm", "Set an alarm.", {"hour": {"type": "integer"}, "label": {"type": "string"}}),
+    _tool("set_light", "Switch a light.", {"room": {"enum": ["hall", "kitchen"]}, "on": {"type": "boolean"}}),
+    _tool("read_sensor", "Read a sensor.", {"sensor": {"type": "string", "enum": ["door", "water", "smoke"]}}),
+)
+_REQUESTS = (
+    ("You are the assistant of this device.", "Wake me at seven, call the alarm early train."),
+    ("", "Switch the light in the kitchen off."),
+    ("You are the assistant of this device.", "Is there water in the cellar?"),
+)
+# Calls that must survive being written in the dialect and read back.
+_ROUND_TRIP = (
+    Call("set_alarm", {"hour": 7, "label": "early train"}),
+    Call("set_light", {"room": "kitchen", "on": False}),
+    Call(
+        "write_note",
+        {"title": 'quotes " and \\ and\nlines', "tags": ["a", "ß", "日本"], "place": {"x": 1.5, "y": None}},
+    ),
+)
+
+
+def _round_trip(dialect: Dialect) -> None:
+    """Write calls as the dialect does and read them back."""
+    for count in (1, len(_ROUND_TRIP)):
+        calls = _ROUND_TRIP[:count]
+        written = dialect.turns([Message("assistant", "", calls=calls)])[0]["content"]
+        text, read = dialect.parse(written)
+        if text or [call.canonical() for call in read] != [call.canonical() for call in calls]:
+            raise BundleError(f"{count} calls do not survive being written and read back: {written!r} gave {read!r}")
+
+
+def golden_prompts(bundle: Bundle) -> list[list[int]]:
+    """Render the golden conversations with their tools, as token ids.
+
+    Raises:
+      BundleError: The template fails or drops the tools, or calls do not survive the dialect.
+    """
+    dialect = load_dialect(bundle.manifest.dialect)
+    _round_trip(dialect)
+    template = bundle.file("template.jinja").read_text(encoding="utf-8")
+    tokenizer = Tokenizer(bundle.file("tokenizer.json"))
+    schemas = [tool.schema() for tool in _TOOLS]
+    prompts = []
+    for system, request in _REQUESTS:
+        messages = [Message("system", system)] if system else []
+        messages.append(Message("user", request))
+        prompts.append(tokenizer.encode(render(template, dialect.turns(messages), schemas)))
+    return prompts
+
+
+class _Player:
+    """An engine and a constraint, for playing golden prompts."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        manifest = bundle.manifest
+        self.stops = frozenset(manifest.stop_tokens)
+        self.engine: Engine = load(bundle, threads=0, context=min(_CONTEXT, manifest.context), chunk=64)
+        tokenizer = Tokenizer(bundle.file("tokenizer.json"))
+        self.vocabulary = Vocabulary(tokenizer, manifest.tables["head"].rows, min(self.stops))
+        grammar = load_dialect(manifest.dialect).grammar(_TOOLS, "call")
+        if grammar is None:
+            raise BundleError(f"dialect `{manifest.dialect}` cannot be made to call a tool")
+        self.grammar = grammar
+
+    def call(self, prompt: Sequence[int]) -> list[int]:
+        """Return the tokens of the constrained call that answers a prompt."""
+        self.engine.reset()
+        constraint = Constraint(self.vocabulary, self.grammar)
+        return list(generate(self.engine, prompt, stops=self.stops, limit=_LIMIT, constraint=constraint).tokens)
+
+    def margins(self, prompt: Sequence[int], call: Sequence[int]) -> list[float]:
+        """Return, for each token of a call, how far its logit lies above the next allowed one's; inf if forced."""
+        self.engine.reset()
+        hidden = self.engine.feed([*prompt, *call[:-1]], every=True)[len(prompt) - 1 :]
+        logits = self.engine.logits(hidden)
+        constraint = Constraint(self.vocabulary, self.grammar)
+        result = []
+        for row, token in zip(logits, call, strict=True):
+            others = constraint.allowed()
+            others = others[others != token]
+            result.append(float(row[token] - row[others].max()) if others.size else float("inf"))
+            constraint.accept([token])
+        return result
+
+
+def record(bundle: Bundle, prompts: Sequence[Sequence[int]], noise: float) -> dict[str, Any]:
+    """Play golden prompts and keep what was answered.
+
+    Args:
+      bundle: Where it was made.
+      prompts: From `golden_prompts`.
+      noise: The largest difference of a logit between this engine and the graph it was made from.
+
+    Returns:
+      The contents of `golden.json`; a margin is null where the token was forced.
+    """
+    player = _Player(bundle)
+    cases = []
+    for prompt in prompts:
+        call = player.call(prompt)
+        margins = [margin if np.isfinite(margin) else None for margin in player.margins(prompt, call)]
+        cases.append({"prompt": list(prompt), "call": call, "margins": margins})
+    return {"schema_version": 1, "noise": noise, "cases": cases}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one golden call went.
+
+    Attributes:
+      passed: Equal, or different only where two tokens were too close to tell.
+      detail: What happened, with numbers.
+    """
+
+    passed: bool
+    detail: str
+
+
+def _judge(case: dict[str, Any], found: list[int], noise: float) -> Verdict:
+    expected, margins = case["call"], case["margins"]
+    if found == expected:
+        return Verdict(True, f"{len(found)} tokens, all equal")
+    pairs = zip(expected, found, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(found)))
+    margin = margins[at] if at < len(margins) else None
+    if margin is not None and margin <= noise:
+        return Verdict(
+            True, f"differs at token {at}, where the margin was {margin:.3f}, within the noise of {noise:.3f}"
+        )
+    shown = "none: the token was forced" if margin is None else f"{margin:.3f}"
+    return Verdict(False, f"differs at token {at} of {len(expected)}; the margin was {shown}, the noise is {noise:.3f}")
+
+
+def replay(bundle: Bundle) -> list[Verdict]:
+    """Play a bundle's golden calls on this machine.
+
+    Raises:
+      BundleError: The golden file is malformed.
+    """
+    path = bundle.file(GOLDEN_FILE)
+    try:
+        golden = json.loads(path.read_text(encoding="utf-8"))
+        noise, cases = float(golden["noise"]), list(golden["cases"])
+        player = _Player(bundle)
+        return [_judge(case, player.call(case["prompt"]), noise) for case in cases]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BundleError(f"{path}: malformed: {error!r}", hint="convert the checkpoint again") from None

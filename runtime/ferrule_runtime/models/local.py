@@ -1,0 +1,63 @@
+"""A bundle on this machine: engine, dialect and constraint behind the message-level protocol."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from ..budget import MemoryPlan
+from ..bundle import Bundle
+from ..chat import render
+from ..constrain import Constraint, Vocabulary
+from ..decode import generate
+from ..dialects import load_dialect
+from ..engines import load
+from ..errors import ContextError, ModelError
+from ..messages import Message, Reply, Usage, Want
+from ..tokenizer import Tokenizer
+from ..tools import Tool
+
+__all__ = ["LocalModel"]
+
+# Most tokens of one reply; a call of a small agent takes about 60.
+REPLY_LIMIT = 256
+
+
+class LocalModel:
+    """A bundle, loaded."""
+
+    def __init__(self, bundle: Bundle, plan: MemoryPlan, threads: int = 0) -> None:
+        manifest = bundle.manifest
+        self._dialect = load_dialect(manifest.dialect)
+        self._template = bundle.file("template.jinja").read_text(encoding="utf-8")
+        self._stops = frozenset(manifest.stop_tokens)
+        self._engine = load(bundle, threads=threads, context=plan.context, chunk=plan.chunk)
+        self._tokenizer = Tokenizer(bundle.file("tokenizer.json"))
+        self._vocabulary = Vocabulary(self._tokenizer, manifest.tables["head"].rows, min(self._stops))
+        self.label = f"{manifest.name} ({manifest.engine})"
+
+    def _prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        text = render(self._template, self._dialect.turns(messages), [tool.schema() for tool in tools])
+        tokens = self._tokenizer.encode(text)
+        if len(tokens) >= self._engine.context:
+            raise ContextError(
+                f"the prompt has {len(tokens)} tokens ({len(tools)} tools), the context holds {self._engine.context}",
+                hint=f"--context {len(tokens) + REPLY_LIMIT}, a shorter request, or fewer tools",
+            )
+        return tokens
+
+    def reply(self, messages: Sequence[Message], tools: Sequence[Tool], want: Want) -> Reply:
+        """Say what comes next; see `models.Model`."""
+        started = time.perf_counter()
+        prompt = self._prompt(messages, tools)
+        grammar = self._dialect.grammar(tools, want) if tools else None
+        constraint = Constraint(self._vocabulary, grammar) if grammar else None
+        self._engine.reset()
+        generated = generate(self._engine, prompt, stops=self._stops, limit=REPLY_LIMIT, constraint=constraint)
+        raw = self._tokenizer.decode(generated.tokens)
+        if not generated.complete and constraint is not None:
+            raise ModelError(f"the call was cut off at {len(generated.tokens)} tokens: {raw[-60:]!r}")
+        text, calls = self._dialect.parse(raw) if want != "text" else (raw.strip(), ())
+        seconds = time.perf_counter() - started
+        usage = Usage(len(prompt), len(generated.tokens), seconds, generated.first_token_s)
+        return Reply(text, calls, raw, usage)

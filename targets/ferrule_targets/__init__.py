@@ -1,0 +1,1 @@
+"""Ferrule's targets: what boards are, and how to reach them."""
