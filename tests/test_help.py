@@ -21,10 +21,6 @@ def ferrule(*arguments: str) -> str:
     return done.stdout
 
 
-def test_the_commands_are_those_of_the_golden_files() -> None:
-    assert sorted(path.stem for path in GOLDEN.glob("*.txt") if path.stem != "ferrule") == COMMANDS
-
-
 def test_the_list_of_commands(golden: Callable[[str, str], None]) -> None:
     golden("help/ferrule.txt", ferrule("--help"))
 
@@ -39,3 +35,7 @@ def test_the_help_of(command: str, golden: Callable[[str, str], None]) -> None:
 def test_every_command_has_its_own_line_in_the_list() -> None:
     listed = re.findall(r"^ {4}(\w+) {2,}\S", ferrule("--help"), re.MULTILINE)
     assert listed == COMMANDS
+
+
+def test_the_commands_are_those_of_the_golden_files() -> None:
+    assert sorted(path.stem for path in GOLDEN.glob("*.txt") if path.stem != "ferrule") == COMMANDS

@@ -142,8 +142,8 @@ def _run(
     if samples:
         figures |= energy_figures(launches, samples, prompts, boot_id())
     else:
-        reason = power.reason if isinstance(power, Missing) else "nothing was sampled"
-        figures |= {f"{name}@{prompt}": Missing(reason) for prompt in prompts for name in ENERGY_FIGURES}
+        absent = Missing("no power sensor or meter")  # the run's `power` has the reason in full
+        figures |= {f"{name}@{prompt}": absent for prompt in prompts for name in ENERGY_FIGURES}
     done = {key: value for key, value in only(launches[0], "plan").items() if key not in _NOT_SETTINGS}
     return Run(
         time=datetime.now(UTC).isoformat(timespec="seconds"),

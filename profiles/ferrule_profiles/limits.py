@@ -130,7 +130,12 @@ def nothing_fits(failures: Mapping[str, Sequence[Shortfall]], target: str) -> No
       failures: What each candidate lacks, by its name.
       target: The kind of board.
     """
-    ranked = sorted(failures.items(), key=lambda item: (max(short.share for short in item[1]), item[0]))
+
+    def distance(item: tuple[str, Sequence[Shortfall]]) -> tuple[int, float, str]:
+        finite = [short.share for short in item[1] if math.isfinite(short.share)]
+        return len(item[1]) - len(finite), max(finite, default=0.0), item[0]
+
+    ranked = sorted(failures.items(), key=distance)
     nearest = [(name, "; ".join(short.words for short in short_of)) for name, short_of in ranked]
     lines = "".join(f"\n  `{name}`: {why}" for name, why in nearest)
     return NothingFits(

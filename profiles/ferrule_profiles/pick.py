@@ -201,7 +201,9 @@ def _why_lost(loser: Candidate, winner: Candidate, steps: Sequence[_Step]) -> st
 
 def _sentence(winner: Candidate, steps: Sequence[_Step], count: int, limits: Limits, request: Request) -> str:
     first, last = steps[0], steps[-1]
-    of = f" for {request.prompt} prompt and {request.tokens} decoded tokens" if first.name == "latency" else ""
+    of = (
+        f" for a prompt of {request.prompt} tokens and {request.tokens} decoded ones" if first.name == "latency" else ""
+    )
     value = f"{show(winner.values[first.name])}{of}"
     quantity = QUANTITIES[first.name]
     if count == 1:

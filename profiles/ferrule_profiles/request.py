@@ -83,7 +83,7 @@ def fidelity_value(run: Run, name: str) -> Value:
     if value is None:
         return Missing(str(fidelity.get("skipped", f"the manifest has no `{name}`")))
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return _exact(float(value), "")
+        return _exact(float(value), "nats" if name == "kl" else "")
     raise RecordError(f"run of {run.time}: fidelity `{name}` is `{value}`, not a number", hint="convert again")
 
 
@@ -114,7 +114,9 @@ QUANTITIES: Mapping[str, Quantity] = {
     "decode": Quantity("decode", "tok/s", False, "the fastest decode", lambda run, r: run.figure(f"decode@{r.prompt}")),
     "memory": Quantity("peak RSS", "B", True, "the least peak RSS", lambda run, _: run.figure("peak_rss")),
     "size": Quantity("size", "B", True, "the smallest size", lambda run, _: _exact(run.bundle.bytes, "B")),
-    "fidelity": Quantity("KL to float", "", True, "the least KL to float", lambda run, _: fidelity_value(run, "kl")),
+    "fidelity": Quantity(
+        "KL to float", "nats", True, "the least KL to float", lambda run, _: fidelity_value(run, "kl")
+    ),
     "energy": Quantity("energy per task", "J", True, "the least energy", _energy),
 }
 

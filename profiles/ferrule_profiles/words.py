@@ -25,6 +25,10 @@ _LABELS = {
 }
 
 
+# Below it a divergence is the rounding of float32 sums, and may even be negative.
+_SMALLEST_KL = 1e-6
+
+
 def label(name: str) -> str:
     """Name a figure for people: `decode@128` is `decode, 128-token prompt`."""
     kind, _, prompt = name.partition("@")
@@ -38,11 +42,19 @@ def _digits(value: float) -> str:
     return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
 
 
-def amount(value: float, unit: str) -> str:
-    """Write a value with its unit: `38.2 tok/s`, `212.4 MiB`, `84.1 ms`."""
+def amount(value: float, unit: str, like: float | None = None) -> str:
+    """Write a value with its unit: `38.2 tok/s`, `212.4 MiB`, `84.1 ms`.
+
+    Args:
+      value: The value.
+      unit: Its unit; seconds and joules are written in thousandths below 1.
+      like: A value whose scale is used instead of its own.
+    """
     if unit == "B":
         return human(value)
-    if unit in ("s", "J") and 0 < abs(value) < 0.1:
+    if unit == "nats" and abs(value) < _SMALLEST_KL:
+        return f"< {_SMALLEST_KL:g} {unit}"
+    if unit in ("s", "J") and 0 < abs(value if like is None else like) < 1:
         return f"{_digits(value * 1e3)} m{unit}"
     return f"{_digits(value)} {unit}".rstrip()
 
@@ -52,12 +64,14 @@ def interval(figure: Figure) -> str:
     if figure.count == 1:
         return "[one value]"
     unit = amount(figure.median, figure.unit).partition(" ")[2]
-    low, high = (amount(value, figure.unit).removesuffix(f" {unit}") for value in (figure.low, figure.high))
-    return f"[{low} to {high}]"
+    ends = (amount(value, figure.unit, figure.median).removesuffix(f" {unit}") for value in (figure.low, figure.high))
+    return f"[{' to '.join(ends)}]"
 
 
 def with_interval(figure: Figure) -> str:
     """Write a figure with its interval: `38.2 tok/s [36.1 to 39.0]`."""
+    if figure.count == 0 and figure.low == figure.high:  # counted, not measured
+        return amount(figure.median, figure.unit)
     return f"{amount(figure.median, figure.unit)} {interval(figure)}"
 
 

@@ -32,8 +32,9 @@ def _manifest_lines(manifest: Manifest) -> list[str]:
     facts, recipe, found = manifest.architecture, manifest.recipe, manifest.fidelity
     sizes = f"{facts['layers']} layers, hidden {facts['hidden']}, {facts['vocabulary']} tokens"
     checkpoint = manifest.checkpoint
-    distance = f"skipped ({found['skipped']})"
-    if "kl" in found:
+    if "kl" not in found:
+        distance = f"not measured ({found['skipped']})"
+    else:
         distance = f"KL {found['kl']:.4f}, top-1 {100 * found['top1']:.1f} % over {found['positions']} positions"
     return [
         f"bundle      {manifest.name}, {human(manifest.bytes)}",

@@ -1,0 +1,130 @@
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from checkpoints import Sizes, Tiny, write_tiny
+from gguf import GGMLQuantizationType as Kind
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ferrule_convert.archs import build
+from ferrule_convert.checkpoint import open_checkpoint
+from ferrule_runtime.errors import CheckpointError, FerruleError
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1])
+def test_every_stored_type_reads_as_the_library_dequantises_it_in_hugging_face_layout(
+    tmp_path: Path, kind: Kind
+) -> None:
+    tiny = write_tiny(tmp_path / "m.gguf", kind=kind, seed=3)
+    checkpoint = open_checkpoint(tiny.path)
+    assert set(checkpoint.tensors) == set(tiny.tensors)
+    for name, expected in tiny.tensors.items():
+        np.testing.assert_array_equal(checkpoint.tensors[name].all(), expected, err_msg=name)
+
+
+def test_rows_read_in_blocks_are_the_rows_of_the_whole(tiny: Tiny) -> None:
+    weight = open_checkpoint(tiny.path).tensors["model.layers.1.self_attn.q_proj.weight"]
+    parts = [block for _, block in weight.blocks(elements=5 * 64)]
+    assert len(parts) == 13
+    np.testing.assert_array_equal(np.concatenate(parts), weight.all())
+
+
+def test_headers_say_what_the_model_is(tiny: Tiny) -> None:
+    checkpoint = open_checkpoint(tiny.path)
+    graph = build(checkpoint)
+    assert checkpoint.config["head_dim"] == 16
+    assert checkpoint.licence == "apache-2.0"
+    assert checkpoint.stop_tokens == (2,)
+    assert checkpoint.stored == "GGUF F32"
+    assert graph.parameters == sum(tensor.size for tensor in tiny.tensors.values())
+    assert graph.tied
+
+
+def test_an_untied_head_is_its_own_weight(tmp_path: Path) -> None:
+    graph = build(open_checkpoint(write_tiny(tmp_path / "m.gguf", Sizes(tied=False)).path))
+    assert not graph.tied
+    assert graph.head.name == "head"
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        ({"leave_out": "blk.1.attn_v.weight"}, "no tensor `model.layers.1.self_attn.v_proj.weight`"),
+        ({"leave_out": "output_norm.weight"}, "no tensor `model.norm.weight`"),
+        ({"leave_out": "tokenizer.ggml.tokens"}, "no tokenizer"),
+        ({"leave_out": "tokenizer.ggml.merges"}, "is not read"),
+        ({"leave_out": "llama.block_count"}, "no `llama.block_count`"),
+        ({"change": {"general.architecture": "mamba"}}, "architecture `mamba`"),
+        ({"change": {"tokenizer.ggml.pre": "klingon"}}, "rule `klingon`"),
+        ({"change": {"llama.embedding_length": 96}}, "its configuration says"),
+        ({"change": {"tokenizer.ggml.merges": ["q zz"]}}, "merges do not fit"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(tmp_path: Path, broken: dict, says: str) -> None:
+    path = write_tiny(tmp_path / "m.gguf", **broken).path
+    with pytest.raises(CheckpointError, match=says.replace("(", r"\(")):
+        build(open_checkpoint(path))
+
+
+def test_weights_that_are_not_finite_are_named_and_counted_when_read(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", poison="blk.0.ffn_up.weight").path
+    weight = open_checkpoint(path).tensors["model.layers.0.mlp.up_proj.weight"]
+    with pytest.raises(CheckpointError, match=r"mlp.up_proj.weight` holds 1 values that are not finite"):
+        weight.all()
+
+
+def test_an_unknown_tensor_is_refused_and_not_dropped(tmp_path: Path, tiny: Tiny) -> None:
+    data = tiny.path.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_uq.weight")
+    path = tmp_path / "m.gguf"
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="blk.1.ffn_uq.weight"):
+        open_checkpoint(path)
+
+
+def test_an_unknown_tensor_type_is_refused(tmp_path: Path, tiny: Tiny) -> None:
+    raw = bytearray(tiny.path.read_bytes())
+    name = b"blk.1.ffn_up.weight"
+    at = raw.index(name) + len(name) + 4 + 16
+    assert struct.unpack_from("<I", raw, at)[0] == Kind.F32
+    for type_ in (99, int(Kind.I8)):
+        struct.pack_into("<I", raw, at, type_)
+        path = tmp_path / f"{type_}.gguf"
+        path.write_bytes(raw)
+        with pytest.raises(CheckpointError):
+            open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("head", "says"),
+    [(b"PK\x03\x04rest", "starts with"), (b"GGUF\x09\x00\x00\x00", "version 9"), (b"GG", "starts with")],
+)
+def test_another_kind_of_file_is_refused_by_its_first_bytes(tmp_path: Path, head: bytes, says: str) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(head)
+    with pytest.raises(CheckpointError, match=says):
+        open_checkpoint(path)
+
+
+@given(cut=st.floats(0.0, 0.999))
+@settings(max_examples=40)
+def test_a_truncated_file_is_refused_wherever_it_was_cut(tiny: Tiny, cut: float) -> None:
+    data = tiny.path.read_bytes()
+    path = tiny.path.with_name("cut.gguf")
+    path.write_bytes(data[: int(len(data) * cut)])
+    with pytest.raises(FerruleError):
+        build(open_checkpoint(path))
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "nothing.gguf", tmp_path):
+        with pytest.raises(CheckpointError):
+            open_checkpoint(path)
+
+
+def test_the_library_reads_what_the_tests_write(tiny: Tiny) -> None:
+    names = {tensor.name for tensor in gguf.GGUFReader(tiny.path).tensors}
+    assert "blk.0.attn_q.weight" in names
+    assert len(names) == len(tiny.tensors)
