@@ -136,7 +136,7 @@ def _from_pip(source: PipSource, partial: Path) -> None:
 def _from_hub(source: HubSource, partial: Path) -> None:
     from huggingface_hub import hf_hub_download
 
-    folder = partial.with_suffix(".hub")
+    folder = partial.with_name(f".{Path(source.file).name}.hub")
     try:
         # The library resumes by itself from what an interrupted download left in this folder.
         path = hf_hub_download(source.repository, source.file, revision=source.revision, local_dir=folder)

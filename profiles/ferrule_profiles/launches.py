@@ -131,6 +131,7 @@ def _run(
     launched: Sequence[_Launched],
     plan: Plan,
     power: Power | Missing,
+    load: float | None,
 ) -> Run:
     launches = [launch.events for launch in launched]
     machines = [only(launch, "machine") for launch in launches]
@@ -142,7 +143,7 @@ def _run(
     if samples:
         figures |= energy_figures(launches, samples, prompts, boot_id())
     else:
-        absent = Missing("no power sensor or meter")  # the run's `power` has the reason in full
+        absent = Missing("no power sensor")  # the run's `power` has the reason in full
         figures |= {f"{name}@{prompt}": absent for prompt in prompts for name in ENERGY_FIGURES}
     done = {key: value for key, value in only(launches[0], "plan").items() if key not in _NOT_SETTINGS}
     return Run(
@@ -153,7 +154,7 @@ def _run(
         board=link.url,
         bundle=_facts(bundle, machines[0]["machine"]["packages"]),
         fidelity=bundle.manifest.fidelity,
-        settings={**done, "launches": len(launches)},
+        settings={**done, "launches": len(launches), "load_at_start": load},
         machine=machines[0]["machine"],
         before=tuple(machine["conditions"] for machine in machines),
         after=tuple(only(launch, "machine_after")["conditions"] for launch in launches),
@@ -194,7 +195,9 @@ def profile(
             progress(f"{bundle.manifest.name}: launch {number} of {plan.launches}")
             done.append(_launch(link, bundle, command, meter if not isinstance(meter, Missing) else None, plan.timeout))
     power = meter if isinstance(meter, Missing) else meter.power
+    # Before the very first launch: later on the load average holds our own work.
+    load = only(launched[0][0].events, "machine")["conditions"]["load"]
     return [
-        _run(link, bundle, command, done, plan, power)
+        _run(link, bundle, command, done, plan, power, load)
         for bundle, command, done in zip(opened, commands, launched, strict=True)
     ]

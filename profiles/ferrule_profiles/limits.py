@@ -1,4 +1,8 @@
-"""What the team requires. A limit is checked at the unfavourable end of the interval; a missing figure meets none."""
+"""What the team requires.
+
+A limit is checked at the unfavourable end of the interval, and a missing figure meets none. Memory is checked at the
+most that was ever seen, since one peak over the limit is enough to end the process.
+"""
 
 from __future__ import annotations
 
@@ -81,8 +85,13 @@ class Shortfall:
     words: str
 
 
-def _worst(figure: Figure, less: bool) -> float:
-    return figure.high if less else figure.low
+def _worst(limit: str, figure: Figure) -> tuple[float, str]:
+    """Return the value that a limit is checked at, and what it is."""
+    if figure.count == 0 and figure.low == figure.high:
+        return figure.median, ""
+    if limit == "max_memory":
+        return max(map(max, figure.values)), " at the most"
+    return (figure.high, " at the 95 % end") if QUANTITIES[_BOUNDS[limit]].less else (figure.low, " at the 5 % end")
 
 
 def _shortfall(candidate: Candidate, limit: str, bound: float) -> Shortfall | None:
@@ -92,11 +101,10 @@ def _shortfall(candidate: Candidate, limit: str, bound: float) -> Shortfall | No
         return Shortfall(
             math.inf, f"{quantity.label} is null ({value.reason}), and a missing figure does not meet {flag}"
         )
-    worst = _worst(value, quantity.less)
+    worst, end = _worst(limit, value)
     over = worst - bound if quantity.less else bound - worst
     if over <= 0:
         return None
-    end = "" if value.low == value.high else f" at the {'95' if quantity.less else '5'} % end"
     sign = "over" if quantity.less else "under"
     return Shortfall(
         over / bound if bound else math.inf,
@@ -117,9 +125,8 @@ def met(candidate: Candidate, limits: Limits) -> str:
     for limit, bound in limits.given():
         quantity, value = QUANTITIES[_BOUNDS[limit]], candidate.values[_BOUNDS[limit]]
         assert isinstance(value, Figure), "a missing figure meets no limit"
-        sign = "at most" if quantity.less else "at least"
-        worst = amount(_worst(value, quantity.less), quantity.unit)
-        parts.append(f"{quantity.label} {sign} {worst} (limit {amount(bound, quantity.unit)})")
+        worst, end = _worst(limit, value)
+        parts.append(f"{quantity.label} {amount(worst, quantity.unit)}{end} (limit {amount(bound, quantity.unit)})")
     return ", ".join(parts)
 
 

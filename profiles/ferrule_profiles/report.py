@@ -44,7 +44,7 @@ class _Section:
     request: Any
     energy: str
     conditions: tuple[tuple[str, str], ...]
-    warnings: tuple[tuple[str, tuple[str, ...]], ...]
+    warnings: tuple[str, ...]
     unlike: tuple[str, ...]
     plots: tuple[dict[str, Any], ...]
 
@@ -78,11 +78,12 @@ def _alike(runs: Sequence[Run]) -> list[list[Run]]:
     return groups
 
 
-def _cell(value: Value) -> _Cell:
+def _cell(value: Value, unit: str = "") -> _Cell:
+    """Write a figure; `unit` is left out of it, since the column's head has it."""
     if isinstance(value, Missing):
         return _Cell("null", value.reason, missing=True)
     exact = value.count == 0 and value.low == value.high
-    return _Cell(amount(value.median, value.unit), "" if exact else interval(value).strip("[]"))
+    return _Cell(amount(value.median, value.unit).removesuffix(unit), "" if exact else interval(value).strip("[]"))
 
 
 def _top1(run: Run) -> _Cell:
@@ -98,11 +99,13 @@ def _top1(run: Run) -> _Cell:
 def _cells(candidate: Candidate, prompt: int) -> tuple[_Cell, ...]:
     run, facts = candidate.run, candidate.run.bundle
     return (
-        _Cell(human(facts.bytes), f"{facts.bytes:,} bytes"),
+        _Cell(human(facts.bytes), f"{facts.bytes:,} B"),
         _Cell(f"{facts.bits_per_weight:.2f}", ""),
-        _cell(candidate.values["fidelity"]),
+        _cell(candidate.values["fidelity"], " nats"),
         _top1(run),
-        *(_cell(run.figure(name)) for name in (f"prefill@{prompt}", f"first_token@{prompt}", f"decode@{prompt}")),
+        _cell(run.figure(f"prefill@{prompt}"), " tok/s"),
+        _cell(run.figure(f"first_token@{prompt}")),
+        _cell(run.figure(f"decode@{prompt}"), " tok/s"),
         *(_cell(run.figure(name)) for name in ("load", "peak_rss", "unevictable", f"energy_per_token@{prompt}")),
     )
 
@@ -158,6 +161,15 @@ def _energy(runs: Sequence[Run]) -> str:
     return f"Not measured: {power.reason}." if isinstance(power, Missing) else ""
 
 
+def _warnings(pool: Sequence[Candidate]) -> list[str]:
+    """Return every warning once, with whose it is unless it is everybody's."""
+    whose: dict[str, list[str]] = {}
+    for candidate in pool:
+        for text in warnings(candidate.run):
+            whose.setdefault(text, []).append(candidate.name)
+    return [text if len(names) == len(pool) else f"{', '.join(names)}: {text}" for text, names in whose.items()]
+
+
 def _section(runs: Sequence[Run], head: Run, picked: str | None) -> _Section:
     request = common_request(runs)
     pool = candidates(runs, request)
@@ -168,7 +180,7 @@ def _section(runs: Sequence[Run], head: Run, picked: str | None) -> _Section:
         request=request,
         energy=_energy(runs),
         conditions=_conditions(runs[0]),
-        warnings=tuple((c.name, tuple(warnings(c.run))) for c in pool if warnings(c.run)),
+        warnings=tuple(_warnings(pool)),
         unlike=tuple(unlike(runs[0], head)) if runs[0].target == head.target else (),
         plots=tuple(plots(pool, request, picked)),
     )

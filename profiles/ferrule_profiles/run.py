@@ -178,7 +178,7 @@ class Run:
       board: The board's URL.
       bundle: What was measured.
       fidelity: Distance to the float model, as the bundle's manifest has it.
-      settings: Threads, context, chunk, prompts, decode, repeat, launches, seed.
+      settings: Threads, context, chunk, prompts, decode, repeat, launches, seed; the load average before it all.
       machine: Facts of the board that do not change (`ferrule_runtime.probe.Machine`).
       before: Conditions before each launch (`ferrule_runtime.probe.Conditions`).
       after: Conditions after each launch.
@@ -298,11 +298,10 @@ def warnings(run: Run) -> list[str]:
     cores = run.machine.get("cores") or 1
     if len(run.before) < 3:
         found.append(f"{len(run.before)} launch(es): the interval leaves out how processes differ")
+    load = run.settings.get("load_at_start")
+    if load is not None and load > _BUSY * cores:
+        found.append(f"load {load:.2f} on {cores} cores at the start: other work was going on, or had just ended")
     for conditions in run.before:
-        load = conditions.get("load")
-        # The load average still holds the launch before, so only the first one tells of other work.
-        if conditions is run.before[0] and load is not None and load > _BUSY * cores:
-            found.append(f"load {load:.2f} on {cores} cores before the first launch: other work was going on")
         found += _clock_warnings(conditions, "before")
     for conditions in run.after:
         found += _clock_warnings(conditions, "after")

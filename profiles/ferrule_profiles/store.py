@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import json
@@ -90,7 +91,8 @@ def _add(file: io.FileIO, data: bytes) -> None:
             data = data[file.write(data) :]
         os.fsync(file.fileno())
     except OSError:
-        os.ftruncate(file.fileno(), before)
+        with contextlib.suppress(OSError):  # not a regular file; what went wrong before is what matters
+            os.ftruncate(file.fileno(), before)
         raise
 
 

@@ -80,7 +80,7 @@ def test_an_unknown_tensor_is_refused_and_not_dropped(tmp_path: Path, tiny: Tiny
     data = tiny.path.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_uq.weight")
     path = tmp_path / "m.gguf"
     path.write_bytes(data)
-    with pytest.raises(CheckpointError, match="blk.1.ffn_uq.weight"):
+    with pytest.raises(CheckpointError, match=r"blk\.1\.ffn_uq\.weight"):
         open_checkpoint(path)
 
 

@@ -117,7 +117,7 @@ class OnnxEngine:
 
     def _run(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         rows = self._embedding.rows(tokens)[None]
-        hidden = np.empty_like(rows)
+        hidden: NDArray[np.float32] = np.empty(rows.shape, dtype=np.float32)
         total = self._position + len(tokens)
         self._lengths[0], self._total[()] = total - 1, total
         self._binding.bind_cpu_input("embeddings", rows)
@@ -133,7 +133,7 @@ class OnnxEngine:
                 f"hidden state at position {total - 1} is not finite", hint="`ferrule check` the bundle on this machine"
             )
         self._position = total
-        return hidden[0]
+        return hidden.reshape(len(tokens), -1)
 
     def logits(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
         """Turn hidden states into logits over the whole vocabulary; see `engines.Engine`."""

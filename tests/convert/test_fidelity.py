@@ -1,0 +1,72 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import Tiny
+
+from ferrule_convert import fidelity
+from ferrule_convert.archs import build
+from ferrule_convert.checkpoint import open_checkpoint
+from ferrule_convert.fidelity import WINDOW, compare, fidelity_tokens, reference_hidden, wilson
+from ferrule_convert.interpret import head_logits, interpret
+
+
+def test_the_owned_text_has_enough_positions_for_a_real_vocabulary(tiny: Tiny) -> None:
+    assert len(fidelity_tokens(open_checkpoint(tiny.path).tokenizer_json)) > 2000
+
+
+@pytest.mark.parametrize(
+    ("successes", "count", "low", "high"),
+    # Newcombe 1998, table II, method 3: Wilson without continuity correction.
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_intervals_are_those_of_the_literature(successes: int, count: int, low: float, high: float) -> None:
+    assert wilson(successes, count) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_figures_equal_their_definitions_computed_plainly(tiny: Tiny) -> None:
+    checkpoint = open_checkpoint(tiny.path)
+    graph = build(checkpoint)
+    tokens = np.random.default_rng(1).integers(3, 250, WINDOW + 90).tolist()
+    hidden = reference_hidden(checkpoint, graph, tokens)
+    rng = np.random.default_rng(2)
+    moved = hidden + rng.standard_normal(hidden.shape).astype(np.float32) * 0.1
+    windows = {0: moved[:WINDOW], 1: moved[WINDOW:]}
+    calls = iter((0, 1))
+    found = compare(tokens, hidden, graph, lambda _: windows[next(calls)], lambda h: head_logits(graph, h))
+
+    def softmax(x: np.ndarray) -> np.ndarray:
+        e = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True))
+        return e / e.sum(axis=1, keepdims=True)
+
+    p, q = softmax(head_logits(graph, hidden)), softmax(head_logits(graph, moved))
+    assert found.kl == pytest.approx((p * np.log(p / q)).sum(axis=1).mean(), rel=1e-3)
+    assert found.top1 == (p.argmax(axis=1) == q.argmax(axis=1)).mean()
+    # A position's following token is known unless it is the last of its block of 128, or of its window.
+    known = [i for i in range(len(tokens) - 1) if i != WINDOW - 1]
+    surprise = -np.mean([np.log(q[i, tokens[i + 1]]) for i in known])
+    assert found.perplexity == pytest.approx(np.exp(surprise), rel=1e-3)
+    assert 0 < found.top1_low <= found.top1 <= found.top1_high < 1
+
+
+def test_the_reference_is_computed_once_and_a_damaged_one_again(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = open_checkpoint(tiny.path)
+    graph = build(checkpoint)
+    tokens = list(range(3, 40))
+    first = reference_hidden(checkpoint, graph, tokens)
+    np.testing.assert_array_equal(first, interpret(graph, tokens))
+    (path,) = (fidelity.cache_folder() / "reference").glob("*.npy")
+    monkeypatch.setattr(fidelity, "interpret", lambda *_: pytest.fail("computed again"))
+    np.testing.assert_array_equal(reference_hidden(checkpoint, graph, tokens), first)
+    monkeypatch.undo()
+    path.write_bytes(path.read_bytes()[:100])
+    np.testing.assert_array_equal(reference_hidden(checkpoint, graph, tokens), first)
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("FERRULE_CACHE", str(tmp_path / "file"))
+    checkpoint = open_checkpoint(tiny.path)
+    assert reference_hidden(checkpoint, build(checkpoint), [5, 6, 7]).shape == (3, 64)
