@@ -65,7 +65,7 @@ def _demo() -> None:
     _title("latency, memory and power on this machine")
     _ferrule("profile", *bundles, "--prompt", "128", "-o", runs)
     _title("which one to ship")
-    _ferrule("report", runs, *_LIMITS, "-o", str(_OUT / "report.html"))
+    _ferrule("report", runs, "--target", "host", *_LIMITS, "-o", str(_OUT / "report.html"))
     _ferrule("pick", runs, "--target", "host", *_LIMITS)
 
 

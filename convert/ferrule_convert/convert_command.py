@@ -10,26 +10,15 @@ from typing import Any
 
 from ferrule_runtime.bundle import open_bundle
 from ferrule_runtime.commandline import emit, human, note, say
-from ferrule_runtime.errors import CheckpointError, RecipeError
+from ferrule_runtime.errors import RecipeError
 from ferrule_runtime.golden import replay
 from ferrule_targets.target import Target, load_target
 
 from .archs import build
-from .checkpoint import Checkpoint, open_checkpoint
-from .fetch import catalogue, entry, fetch, find
+from .fetch import catalogue, entry, fetch, open_model
 from .recipe import Recipe, describe, load_recipe, recipe_names
 
 __all__ = ["check_command", "convert_command", "fetch_command", "recipes_command"]
-
-
-def _open(name: str) -> tuple[Checkpoint, str | None]:
-    """Open a path, or a catalogued model that is on this machine; return it with the catalogue's dialect."""
-    if Path(name).exists() or name not in catalogue():
-        return open_checkpoint(Path(name)), None
-    path = find(name)
-    if path is None:
-        raise CheckpointError(f"`{name}` is catalogued but not on this machine", hint=f"ferrule fetch {name}")
-    return open_checkpoint(path), entry(name).dialect
 
 
 def fetch_command(options: argparse.Namespace) -> int:
@@ -56,7 +45,7 @@ def convert_command(options: argparse.Namespace) -> int:
 
     started = time.monotonic()
     target, recipe = load_target(options.target), load_recipe(options.recipe)
-    checkpoint, dialect = _open(options.checkpoint)
+    checkpoint, dialect = open_model(options.checkpoint)
     chosen = Options(options.context, options.dialect or dialect, not options.no_fidelity, options.max_kl)
 
     def progress(text: str) -> None:
@@ -92,7 +81,7 @@ def check_command(options: argparse.Namespace) -> int:
     if options.against:
         from .check import measure_fidelity
 
-        checkpoint, _ = _open(options.against)
+        checkpoint, _ = open_model(options.against)
         found = measure_fidelity(bundle, checkpoint, build(checkpoint), note)
     result["fidelity"] = found
     if options.json:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ferrule_runtime.bundle import MemoryFacts
@@ -11,7 +10,7 @@ from ferrule_runtime.errors import RecipeError
 from ferrule_targets.target import load_target
 
 from .archs import build
-from .checkpoint import open_checkpoint
+from .fetch import open_model
 from .formats import memory_facts
 from .recipe import apply, load_recipe, recipe_names
 
@@ -37,11 +36,11 @@ class Described:
     refused: dict[str, str]
 
 
-def describe(path: Path, target: str, recipe: str | None = None) -> Described:
+def describe(name: str, target: str, recipe: str | None = None) -> Described:
     """Read a checkpoint's headers and say what each recipe would make of it.
 
     Args:
-      path: A checkpoint.
+      name: A checkpoint, or a catalogued model that was fetched.
       target: The kind of board.
       recipe: Only this one; None takes all that are shipped.
 
@@ -50,7 +49,7 @@ def describe(path: Path, target: str, recipe: str | None = None) -> Described:
       TargetError: Unknown target.
       RecipeError: The one recipe asked for is unknown or does not fit.
     """
-    checkpoint, board = open_checkpoint(path), load_target(target)
+    (checkpoint, _), board = open_model(name), load_target(target)
     graph = build(checkpoint)
     facts = {
         "name": checkpoint.name,
@@ -62,17 +61,17 @@ def describe(path: Path, target: str, recipe: str | None = None) -> Described:
         **graph.facts,
     }
     memory, sizes, refused = {}, {}, {}
-    for name in [recipe] if recipe else recipe_names():
+    for level in [recipe] if recipe else recipe_names():
         try:
-            quantised = apply(graph, load_recipe(name))
+            quantised = apply(graph, load_recipe(level))
         except RecipeError as error:
             if recipe:
                 raise
-            refused[name] = str(error)
+            refused[level] = str(error)
             continue
         tokenizer = len(checkpoint.tokenizer_json.encode())
-        memory[name] = memory_facts(board.forms[0], quantised, min(graph.context, 8192), tokenizer)
-        sizes[name] = tokenizer + sum(
+        memory[level] = memory_facts(board.forms[0], quantised, min(graph.context, 8192), tokenizer)
+        sizes[level] = tokenizer + sum(
             w.scheme.bytes_for(w.shape[0], w.shape[1]) if w.scheme else 4 * w.count for w in quantised.weights()
         )
     return Described(facts, graph.context, memory, sizes, refused)

@@ -16,12 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ferrule_runtime.bundle import file_sha256
 from ferrule_runtime.commandline import human
-from ferrule_runtime.errors import FetchError
+from ferrule_runtime.errors import CheckpointError, FetchError
 from ferrule_runtime.registry import data_names, read_data
 
+from .checkpoint import Checkpoint, open_checkpoint
 from .fidelity import cache_folder
 
-__all__ = ["Entry", "HubSource", "PipSource", "catalogue", "entry", "fetch", "find"]
+__all__ = ["Entry", "HubSource", "PipSource", "catalogue", "entry", "fetch", "find", "open_model"]
 
 _PACKAGE = "ferrule_convert.catalogue"
 _BLOCK = 1 << 20
@@ -204,3 +205,17 @@ def _from_sources(model: Entry, target: Path, progress: Progress) -> Path:
         f"{model.title} is not to be had: {'; '.join(failures)}",
         hint="is this machine offline? put the file into a folder and set FERRULE_MODELS to it",
     )
+
+
+def open_model(name: str) -> tuple[Checkpoint, str | None]:
+    """Open a path, or a catalogued model that is on this machine; return it with the catalogue's dialect.
+
+    Raises:
+      CheckpointError: Neither, or it cannot be read.
+    """
+    if Path(name).exists() or name not in catalogue():
+        return open_checkpoint(Path(name)), None
+    path = find(name)
+    if path is None:
+        raise CheckpointError(f"`{name}` is catalogued but not on this machine", hint=f"ferrule fetch {name}")
+    return open_checkpoint(path), entry(name).dialect

@@ -183,7 +183,8 @@ def compare(
     low, high = wilson(int(same.sum()), len(same))
     return Fidelity(
         positions=len(tokens),
-        kl=float(kl.mean()),
+        # Never negative but for rounding.
+        kl=max(0.0, float(kl.mean())),
         kl_p99=float(np.percentile(kl, 99)),
         top1=float(same.mean()),
         top1_low=low,

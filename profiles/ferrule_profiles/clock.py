@@ -12,9 +12,12 @@ from typing import Any
 from ferrule_runtime.errors import RecordError
 from ferrule_runtime.measure import SCHEMA_VERSION
 
-from .run import Value, summarise
+from .run import Missing, Value, summarise
 
 __all__ = ["Event", "Launch", "named", "only", "read_events", "speed"]
+
+# What passes from opening a bundle until it can be asked.
+_LOADING = ("open", "load", "ready")
 
 Event = Mapping[str, Any]
 Launch = Sequence[Event]
@@ -81,9 +84,9 @@ def _rate(event: Event) -> float:
 
 
 def speed(launches: Sequence[Launch], prompts: Sequence[int]) -> dict[str, Value]:
-    """Return prefill and decode rates and time to first token by prompt length, and time to load.
+    """Return prefill and decode rates and time to first token by prompt length, time to load, and of a whole request.
 
-    Loading is once per process: from opening the bundle to a ready engine, imports included.
+    Loading is once per process: from opening the bundle to an engine and constraint that are ready, imports included.
 
     Args:
       launches: Events of each process.
@@ -95,6 +98,8 @@ def speed(launches: Sequence[Launch], prompts: Sequence[int]) -> dict[str, Value
         first = _per_launch(launches, "first_token", prompt, lambda event: float(event["seconds"]))
         figures[f"first_token@{prompt}"] = summarise(first, "s")
         figures[f"decode@{prompt}"] = summarise(_per_launch(launches, "decode", prompt, _rate), "tok/s")
-    loads = [[only(launch, "open")["seconds"] + only(launch, "load")["seconds"]] for launch in launches]
+    loads = [[sum(event["seconds"] for name in _LOADING for event in named(launch, name))] for launch in launches]
     figures["load"] = summarise(loads, "s")
+    calls = [[float(event["seconds"]) for event in named(launch, "call")] for launch in launches]
+    figures["request_to_call"] = summarise(calls, "s") if all(calls) else Missing("no whole request was timed")
     return figures

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,19 +78,24 @@ def _profile(bundles: Sequence[Path], options: argparse.Namespace) -> list[Run]:
     wanted = Options(options.prompt, options.decode, options.repeat, options.threads, options.context, options.chunk)
     plan = Plan(wanted, options.launches, _LOCAL_TARGET)
     link, meter = open_link(options.board), _meter(options.meter, options.board)
-    return profile(bundles, link, plan, meter, _progress(len(bundles) * options.launches))
+    with _progress(len(bundles) * options.launches) as tell:
+        return profile(bundles, link, plan, meter, tell)
 
 
-def _progress(total: int) -> Callable[[str], None]:
-    """Return what tells people how far it is: a line per launch."""
-    done = 0
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    """Give what tells people how far it is: a bar on a terminal, otherwise a line per launch."""
+    begun = itertools.count(1)
+    if not sys.stderr.isatty():
+        yield lambda text: note(f"[{next(begun)}/{total}] {text}")
+        return
+    from rich.console import Console
+    from rich.progress import Progress
 
-    def tell(text: str) -> None:
-        nonlocal done
-        done += 1
-        note(f"[{done}/{total}] {text}")
-
-    return tell
+    # Redrawn rarely: it shares the cores with what is being measured.
+    with Progress(console=Console(stderr=True), refresh_per_second=1, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda text: bar.update(task, completed=next(begun) - 1, description=text)
 
 
 def _run_profile(options: argparse.Namespace) -> int:

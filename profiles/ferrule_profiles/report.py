@@ -136,7 +136,7 @@ def _conditions(run: Run) -> tuple[tuple[str, str], ...]:
         return str(value) if value is not None else f"null: {before.get('missing', {}).get(name, 'not recorded')}"
 
     clocks = run.before[0].get("clocks") if run.before else None
-    governors = ", ".join(sorted({str(clock["governor"]) for clock in clocks})) if clocks else now("clocks")
+    governors = ", ".join(sorted({clock["governor"] or "not said" for clock in clocks})) if clocks else now("clocks")
     return (
         ("Engine", engine),
         ("Threads, context, chunk", " / ".join(str(settings.get(name)) for name in ("threads", "context", "chunk"))),
@@ -171,6 +171,7 @@ def _warnings(pool: Sequence[Candidate]) -> list[str]:
 
 
 def _section(runs: Sequence[Run], head: Run, picked: str | None) -> _Section:
+    """Build one section; `head` is the first run shown of the same target, from which these may differ."""
     request = common_request(runs)
     pool = candidates(runs, request)
     return _Section(
@@ -181,7 +182,7 @@ def _section(runs: Sequence[Run], head: Run, picked: str | None) -> _Section:
         energy=_energy(runs),
         conditions=_conditions(runs[0]),
         warnings=tuple(_warnings(pool)),
-        unlike=tuple(unlike(runs[0], head)) if runs[0].target == head.target else (),
+        unlike=tuple(unlike(runs[0], head)),
         plots=tuple(plots(pool, request, picked)),
     )
 
@@ -248,7 +249,8 @@ def render(runs: Sequence[Run], choice: Mapping[str, Any] | None = None) -> str:
     newest = _newest(runs)
     picked = str(choice["bundle_sha256"]) if choice else None
     groups = _alike(newest)
-    sections = [_section(group, groups[0][0], picked) for group in groups]
+    heads: dict[str, Run] = {}
+    sections = [_section(group, heads.setdefault(group[0].target, group[0]), picked) for group in groups]
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

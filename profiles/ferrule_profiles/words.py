@@ -17,6 +17,7 @@ _LABELS = {
     "first_token": "time to first token",
     "decode": "decode",
     "load": "load",
+    "request_to_call": "request to call",
     "peak_rss": "peak RSS",
     "unevictable": "unevictable",
     "energy_per_token": "energy per token",
@@ -88,7 +89,7 @@ def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
 def describe(run: Run) -> list[str]:
     """Return a run as lines of text: what was measured, every figure, and how much to trust it."""
     facts = run.bundle
-    title = f"{facts.name}: {facts.recipe_key}, {human(facts.bytes)}, {facts.bits_per_weight:.2f} bits a weight"
+    title = f"{facts.name}: {facts.recipe_key}, {human(facts.bytes)}, {facts.bits_per_weight:.2f} bits per weight"
     rows: list[tuple[str, str]] = []
     for name, value in run.figures.items():
         if isinstance(run.power, Power) or name.partition("@")[0] not in ENERGY_FIGURES:

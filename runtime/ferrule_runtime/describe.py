@@ -16,12 +16,12 @@ from .errors import BundleError, OverBudget, UsageError
 __all__ = ["fit", "inspect", "selftest"]
 
 
-def _describe_checkpoint(path: Path, target: str, recipe: str | None) -> Any:
+def _describe_checkpoint(name: str, target: str, recipe: str | None) -> Any:
     """Let the host toolkit read a checkpoint; a board does not have it."""
     points = list(entry_points(group="ferrule.checkpoints"))
     if not points:
-        raise UsageError(f"{path}: is not a bundle", hint="checkpoints are read on the host: pip install ferrule")
-    return points[0].load()(path, target, recipe)
+        raise UsageError(f"{name}: is not a bundle", hint="checkpoints are read on the host: pip install ferrule")
+    return points[0].load()(name, target, recipe)
 
 
 def _plan_json(plan: MemoryPlan) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def inspect(options: argparse.Namespace) -> int:
         for line in [*_manifest_lines(manifest), "", *plan.table()]:
             say(line)
         return 0
-    found = _describe_checkpoint(path, options.target, None)
+    found = _describe_checkpoint(options.path, options.target, None)
     context = options.context or min(CONTEXT, found.context)
     plans = {
         name: make_plan(facts, context=context, chunk=CHUNK, interpreter=interpreter)
@@ -99,7 +99,7 @@ def _facts_for_fit(path: Path, options: argparse.Namespace) -> tuple[dict[str, M
     if is_bundle(path):
         manifest = open_bundle(path).manifest
         return {manifest.recipe["name"]: manifest.memory}, manifest.context
-    found = _describe_checkpoint(path, options.target, options.recipe)
+    found = _describe_checkpoint(options.path, options.target, options.recipe)
     return found.memory, found.context
 
 

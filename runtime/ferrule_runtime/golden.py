@@ -24,9 +24,20 @@ from .messages import Call, Message
 from .tokenizer import Tokenizer
 from .tools import Tool
 
-__all__ = ["GOLDEN_FILE", "Verdict", "golden_prompts", "record", "replay"]
+__all__ = [
+    "GOLDEN_FILE",
+    "Golden",
+    "Player",
+    "Verdict",
+    "golden_prompts",
+    "read_golden",
+    "record",
+    "replay",
+    "whole_request",
+]
 
 GOLDEN_FILE = "golden.json"
+# Most tokens of a golden call.
 _LIMIT = 48
 _CONTEXT = 1024
 
@@ -90,13 +101,25 @@ def golden_prompts(bundle: Bundle) -> list[list[int]]:
     return prompts
 
 
-class _Player:
-    """An engine and a constraint, for playing golden prompts."""
+def whole_request(bundle: Bundle) -> tuple[list[int], list[int]]:
+    """Return the first golden prompt, and a call that answers it, as token ids: for timing."""
+    written = load_dialect(bundle.manifest.dialect).turns([Message("assistant", "", calls=_ROUND_TRIP[:1])])
+    return golden_prompts(bundle)[0], Tokenizer(bundle.file("tokenizer.json")).encode(written[0]["content"])
 
-    def __init__(self, bundle: Bundle) -> None:
+
+class Player:
+    """An engine, a tokenizer and a constraint: all that a whole request takes."""
+
+    def __init__(self, bundle: Bundle, engine: Engine | None = None) -> None:
+        """Load what is not there yet.
+
+        Args:
+          bundle: Opened and verified.
+          engine: One that is loaded already; None loads the bundle's own.
+        """
         manifest = bundle.manifest
         self.stops = frozenset(manifest.stop_tokens)
-        self.engine: Engine = load(bundle, threads=0, context=min(_CONTEXT, manifest.context), chunk=64)
+        self.engine = engine or load(bundle, threads=0, context=min(_CONTEXT, manifest.context), chunk=64)
         tokenizer = Tokenizer(bundle.file("tokenizer.json"))
         self.vocabulary = Vocabulary(tokenizer, manifest.tables["head"].rows, min(self.stops))
         grammar = load_dialect(manifest.dialect).grammar(_TOOLS, "call")
@@ -109,6 +132,21 @@ class _Player:
         self.engine.reset()
         constraint = Constraint(self.vocabulary, self.grammar)
         return list(generate(self.engine, prompt, stops=self.stops, limit=_LIMIT, constraint=constraint).tokens)
+
+    def play(self, prompt: Sequence[int], call: Sequence[int]) -> None:
+        """Do all the work of answering a prompt with a call, but take the call's tokens whatever the model prefers.
+
+        What is timed must be the same work for every recipe, and a model's own call is longer or shorter.
+        """
+        self.engine.reset()
+        constraint = Constraint(self.vocabulary, self.grammar)
+        hidden = self.engine.feed(prompt)
+        for index, token in enumerate(call):
+            ids = constraint.allowed()
+            self.engine.logits(hidden)[0][ids].argmax()
+            constraint.accept([token])
+            if index + 1 < len(call):
+                hidden = self.engine.feed([token])
 
     def margins(self, prompt: Sequence[int], call: Sequence[int]) -> list[float]:
         """Return, for each token of a call, how far its logit lies above the next allowed one's; inf if forced."""
@@ -136,7 +174,7 @@ def record(bundle: Bundle, prompts: Sequence[Sequence[int]], noise: float) -> di
     Returns:
       The contents of `golden.json`; a margin is null where the token was forced.
     """
-    player = _Player(bundle)
+    player = Player(bundle)
     cases = []
     for prompt in prompts:
         call = player.call(prompt)
@@ -173,17 +211,46 @@ def _judge(case: dict[str, Any], found: list[int], noise: float) -> Verdict:
     return Verdict(False, f"differs at token {at} of {len(expected)}; the margin was {shown}, the noise is {noise:.3f}")
 
 
+@dataclass(frozen=True)
+class Golden:
+    """A bundle's golden calls.
+
+    Attributes:
+      noise: Margins up to this cannot be told from rounding.
+      cases: `prompt` and `call` as token ids, and the `margins` of the call's tokens.
+    """
+
+    noise: float
+    cases: tuple[dict[str, Any], ...]
+
+
+def _ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, int) for item in value)
+
+
+def read_golden(bundle: Bundle) -> Golden:
+    """Read a bundle's golden calls.
+
+    Raises:
+      BundleError: The file is malformed.
+    """
+    path = bundle.file(GOLDEN_FILE)
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        noise, cases = float(raw["noise"]), tuple(raw["cases"])
+        sound = all(_ids(c["prompt"]) and _ids(c["call"]) and len(c["margins"]) == len(c["call"]) for c in cases)
+    except (ValueError, KeyError, TypeError) as error:
+        raise BundleError(f"{path}: malformed: {error!r}", hint="convert the checkpoint again") from None
+    if not sound or not cases:
+        raise BundleError(f"{path}: malformed: not prompts and calls", hint="convert the checkpoint again")
+    return Golden(noise, cases)
+
+
 def replay(bundle: Bundle) -> list[Verdict]:
     """Play a bundle's golden calls on this machine.
 
     Raises:
       BundleError: The golden file is malformed.
     """
-    path = bundle.file(GOLDEN_FILE)
-    try:
-        golden = json.loads(path.read_text(encoding="utf-8"))
-        noise, cases = float(golden["noise"]), list(golden["cases"])
-        player = _Player(bundle)
-        return [_judge(case, player.call(case["prompt"]), noise) for case in cases]
-    except (ValueError, KeyError, TypeError) as error:
-        raise BundleError(f"{path}: malformed: {error!r}", hint="convert the checkpoint again") from None
+    golden, player = read_golden(bundle), Player(bundle)
+    return [_judge(case, player.call(case["prompt"]), golden.noise) for case in golden.cases]

@@ -3,8 +3,10 @@
 No statistics here: medians, intervals, meters and the store are the host's. A process measures one load, so a host
 starts several. Every event has `event` and `schema_version`; times are seconds, sizes bytes.
 
-Events, in order: `open` (only from the command), `machine`, `plan`, `load`, `memory`, `warmup`, then for every repeat
-and prompt length `prefill`, `first_token`, `decode`; then `memory`, `marks`, `machine_after`.
+Events, in order: `open` (only from the command), `machine`, `plan`, `load`, `ready` (tokenizer and constraint),
+`memory`, `warmup`, then for every repeat and prompt length `prefill`, `first_token`, `decode`, and for every repeat
+`call`: a whole request, from its prompt to a constrained call, the same tokens for every bundle of a model; then
+`memory`, `marks`, `machine_after`.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .engines import Engine
+    from .golden import Player
 
 __all__ = ["SCHEMA_VERSION", "SEED", "measure", "measure_run", "own_memory", "prompt_tokens"]
 
@@ -140,14 +143,14 @@ def _pass(
     yield "decode", {**place, "tokens": decode, "depth": len(prompt), "seconds": seconds}
 
 
-def _plan(bundle: Bundle, options: Options, cores: int | None) -> dict[str, Any]:
-    needed = max(options.prompts) + options.decode
+def _plan(bundle: Bundle, options: Options, cores: int | None, request: int) -> dict[str, Any]:
+    needed = max(max(options.prompts) + options.decode, request)
     context = options.context if options.context is not None else needed
     limit = bundle.manifest.context
     if needed > min(context, limit):
         raise UsageError(
-            f"{max(options.prompts)} prompt and {options.decode} decoded tokens do not fit a context of "
-            f"{min(context, limit)}",
+            f"{max(options.prompts)} prompt and {options.decode} decoded tokens, and a whole request of {request}, "
+            f"do not fit a context of {min(context, limit)}",
             hint="give a shorter --prompt, fewer --decode tokens" + (", or a larger --context" * (context < limit)),
         )
     if options.threads is None and cores is None:
@@ -163,7 +166,14 @@ def _plan(bundle: Bundle, options: Options, cores: int | None) -> dict[str, Any]
     }
 
 
-def measure(bundle: Bundle, options: Options, *, load: Callable[..., Engine] | None = None) -> Iterator[dict[str, Any]]:
+def measure(
+    bundle: Bundle,
+    options: Options,
+    *,
+    load: Callable[..., Engine] | None = None,
+    player: Callable[[Bundle, Engine], Player] | None = None,
+    request: tuple[Sequence[int], Sequence[int]] = ((), ()),
+) -> Iterator[dict[str, Any]]:
     """Load a bundle and time it, one event at a time; nothing runs between asking for two events but the next phase.
 
     Args:
@@ -171,6 +181,8 @@ def measure(bundle: Bundle, options: Options, *, load: Callable[..., Engine] | N
       options: What to time.
       load: What loads the engine, called as `load(bundle, threads=, context=, chunk=)`; the bundle's own engine if
         None.
+      player: Makes what plays a whole request: tokenizer and constraint over the loaded engine; None times none.
+      request: Prompt tokens of that request, and those of the call that answers it.
 
     Yields:
       Events, as the module describes them.
@@ -184,7 +196,7 @@ def measure(bundle: Bundle, options: Options, *, load: Callable[..., Engine] | N
         return {"event": name, "schema_version": SCHEMA_VERSION, **values}
 
     facts = machine()
-    plan = _plan(bundle, options, facts.cores)
+    plan = _plan(bundle, options, facts.cores, sum(map(len, request)) if player else 0)
     yield event("machine", machine=facts.to_dict(), conditions=conditions().to_dict())
     yield event("plan", **plan, bundle=bundle.manifest.name, bundle_sha256=bundle.hash)
     clock = _Clock()
@@ -200,6 +212,11 @@ def measure(bundle: Bundle, options: Options, *, load: Callable[..., Engine] | N
     engine = load(bundle, threads=plan["threads"], context=plan["context"], chunk=plan["chunk"])
     loaded = clock.stop("load")
     yield event("load", import_seconds=imported, engine_seconds=loaded, seconds=imported + loaded)
+    play = None
+    if player is not None:
+        clock.start()
+        play = player(bundle, engine)
+        yield event("ready", seconds=clock.stop("ready"))
     yield event("memory", when="loaded", **own_memory())
     vocabulary, avoid = bundle.manifest.memory.vocabulary, bundle.manifest.stop_tokens
     prompt = prompt_tokens(max(options.prompts), vocabulary, avoid)
@@ -213,6 +230,11 @@ def measure(bundle: Bundle, options: Options, *, load: Callable[..., Engine] | N
         for count in options.prompts:
             for name, values in _pass(engine, prompt[:count], options.decode, repeat, clock):
                 yield event(name, **values)
+        if play is not None:
+            clock.start()
+            play.play(*request)
+            seconds = clock.stop("call", repeat=repeat)
+            yield event("call", repeat=repeat, prompt=len(request[0]), tokens=len(request[1]), seconds=seconds)
     yield event("memory", when="end", **own_memory())
     yield event("marks", clock="monotonic", boot=boot_id(), marks=clock.marks)
     yield event("machine_after", conditions=conditions().to_dict())
@@ -225,6 +247,8 @@ def measure_run(options: argparse.Namespace) -> int:
     opened = {"event": "open", "schema_version": SCHEMA_VERSION, "seconds": time.monotonic() - start}
     say(json.dumps(opened))
     wanted = Options(options.prompt, options.decode, options.repeat, options.threads, options.context, options.chunk)
-    for event in measure(bundle, wanted):
+    from .golden import Player, whole_request
+
+    for event in measure(bundle, wanted, player=Player, request=whole_request(bundle)):
         say(json.dumps(event))
     return 0
