@@ -9,6 +9,7 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -218,4 +219,5 @@ def open_model(name: str) -> tuple[Checkpoint, str | None]:
     path = find(name)
     if path is None:
         raise CheckpointError(f"`{name}` is catalogued but not on this machine", hint=f"ferrule fetch {name}")
-    return open_checkpoint(path), entry(name).dialect
+    known = entry(name)
+    return replace(open_checkpoint(path), name=known.title), known.dialect

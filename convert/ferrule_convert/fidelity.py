@@ -29,7 +29,8 @@ Array = NDArray[np.float32]
 NEAR_TIE = 0.1
 # Every text is read in windows of this many tokens, each from an empty state.
 WINDOW = 512
-_BLOCK = 128
+# Logits held at once; three arrays of this many floats.
+_LOGITS = 1 << 24
 _VERSION = "1"
 
 
@@ -126,10 +127,11 @@ def reference_hidden(checkpoint: Checkpoint, graph: Graph, tokens: list[int]) ->
     return hidden
 
 
-def _log_softmax(logits: Array) -> Array:
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return np.asarray(shifted, dtype=np.float32)
+def _shift(logits: Array) -> tuple[Array, Array, Array]:
+    """Return logits less their maximum (in place), their exponentials, and the logarithm of those's sum, [n, 1]."""
+    logits -= logits.max(axis=1, keepdims=True)
+    exponentials = np.exp(logits)
+    return logits, exponentials, np.log(exponentials.sum(axis=1, keepdims=True))
 
 
 @dataclass
@@ -160,21 +162,24 @@ def compare(
       progress: Told how many positions are done.
     """
     sums = _Sums([], [], [])
-    done = 0
+    block, done = max(16, _LOGITS // graph.head.shape[0]), 0
     for window in _windows(tokens):
         hidden = hidden_of(window)
-        for start in range(0, len(window), _BLOCK):
-            stop = min(start + _BLOCK, len(window))
-            float_log = _log_softmax(head_logits(graph, reference[done + start : done + stop]))
-            other_log = _log_softmax(logits_of(hidden[start:stop]))
-            sums.kl.append((np.exp(float_log) * (float_log - other_log)).sum(axis=1))
-            best = np.partition(float_log, -2, axis=1)[:, -2:]
+        for start in range(0, len(window), block):
+            stop = min(start + block, len(window))
+            theirs, weights, their_sum = _shift(head_logits(graph, reference[done + start : done + stop]))
+            ours, _, our_sum = _shift(logits_of(hidden[start:stop]))
+            sums.same.append(theirs.argmax(axis=1) == ours.argmax(axis=1))
+            best = np.partition(theirs, -2, axis=1)[:, -2:]
             sums.near.append(best[:, 1] - best[:, 0] < NEAR_TIE)
-            sums.same.append(float_log.argmax(axis=1) == other_log.argmax(axis=1))
             following = np.array(window[start + 1 : stop + 1])
             places = np.arange(len(following))
-            sums.surprise_float -= float(float_log[places, following].sum())
-            sums.surprise -= float(other_log[places, following].sum())
+            sums.surprise_float -= float((theirs[places, following] - their_sum[places, 0]).sum())
+            sums.surprise -= float((ours[places, following] - our_sum[places, 0]).sum())
+            # KL = Σ p (log p - log q), with both logarithms as shifted logits less the logarithm of their sum.
+            theirs -= ours
+            weights *= theirs
+            sums.kl.append((weights.sum(axis=1, keepdims=True) / np.exp(their_sum) - their_sum + our_sum)[:, 0])
         done += len(window)
         progress(done, len(tokens))
     kl = np.concatenate(sums.kl).astype(np.float64)

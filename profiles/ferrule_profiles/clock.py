@@ -100,6 +100,7 @@ def speed(launches: Sequence[Launch], prompts: Sequence[int]) -> dict[str, Value
         figures[f"decode@{prompt}"] = summarise(_per_launch(launches, "decode", prompt, _rate), "tok/s")
     loads = [[sum(event["seconds"] for name in _LOADING for event in named(launch, name))] for launch in launches]
     figures["load"] = summarise(loads, "s")
-    calls = [[float(event["seconds"]) for event in named(launch, "call")] for launch in launches]
-    figures["request_to_call"] = summarise(calls, "s") if all(calls) else Missing("no whole request was timed")
+    for figure, key in (("request_to_call", "seconds"), ("request_first_token", "first_seconds")):
+        calls = [[float(event[key]) for event in named(launch, "call")] for launch in launches]
+        figures[figure] = summarise(calls, "s") if all(calls) else Missing("no whole request was timed")
     return figures

@@ -14,7 +14,7 @@ from ferrule_runtime.errors import RecordError
 from ferrule_runtime.registry import unknown
 
 from .limits import Limits, met, nothing_fits, shortfalls
-from .request import QUANTITIES, Candidate, Request, candidates, common_request
+from .request import QUANTITIES, Candidate, Request, candidates, common_request, describe_latency
 from .run import Figure, Missing, Run, Value, unlike
 from .words import show
 
@@ -201,9 +201,7 @@ def _why_lost(loser: Candidate, winner: Candidate, steps: Sequence[_Step]) -> st
 
 def _sentence(winner: Candidate, steps: Sequence[_Step], count: int, limits: Limits, request: Request) -> str:
     first, last = steps[0], steps[-1]
-    of = (
-        f" for a prompt of {request.prompt} tokens and {request.tokens} decoded ones" if first.name == "latency" else ""
-    )
+    of = f" for {describe_latency(winner.run, request)}" if first.name == "latency" else ""
     value = f"{show(winner.values[first.name])}{of}"
     quantity = QUANTITIES[first.name]
     if count == 1:

@@ -9,7 +9,7 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from .request import Candidate, Request
+from .request import Candidate, Request, describe_latency, latency_parts
 from .run import Figure
 from .words import show
 
@@ -95,7 +95,8 @@ def _times(pool: Sequence[Candidate], request: Request, picked: str | None) -> l
     have = [
         (c, first, total)
         for c in pool
-        if isinstance(first := c.values["first_token"], Figure) and isinstance(total := c.values["latency"], Figure)
+        for first, total in [latency_parts(c.run, request)]
+        if isinstance(first, Figure) and isinstance(total, Figure)
     ]
     if not have:
         return []
@@ -112,7 +113,7 @@ def _times(pool: Sequence[Candidate], request: Request, picked: str | None) -> l
         },
         {
             **common,
-            "name": f"{request.tokens} decoded tokens",
+            "name": "to the end of the call",
             "x": [total.median - first.median for _, first, total in have],
             "error_x": _bars([total for _, _, total in have]),
             "hovertext": [f"all of it: {html.escape(show(total))}" for _, _, total in have],
@@ -122,7 +123,7 @@ def _times(pool: Sequence[Candidate], request: Request, picked: str | None) -> l
     return [
         _plot(
             "Where a request's time goes",
-            f"Dark: {request.prompt} prompt tokens to the first token. Light: {request.tokens} more tokens.",
+            f"Of {describe_latency(have[0][0].run, request)}. Dark: to the first token. Light: the rest.",
             data,
             barmode="stack",
             height=110 + _BAR_HEIGHT * len(have),

@@ -10,7 +10,16 @@ from ferrule_runtime.errors import RecordError, UsageError
 
 from .run import Figure, Missing, Run, Value
 
-__all__ = ["QUANTITIES", "Candidate", "Quantity", "Request", "candidates", "common_request", "fidelity_value"]
+__all__ = [
+    "QUANTITIES",
+    "Candidate",
+    "Quantity",
+    "Request",
+    "candidates",
+    "common_request",
+    "describe_latency",
+    "fidelity_value",
+]
 
 # Tokens of a call with two short arguments, with what comes before it: about what the tool-use suites ask for.
 _CALL_TOKENS = 60
@@ -68,6 +77,22 @@ def _latency(run: Run, request: Request) -> Value:
     first, decode = run.figure(f"first_token@{request.prompt}"), run.figure(f"decode@{request.prompt}")
     how = f"time to first token + {request.tokens} tokens / decode rate"
     return _combine(first, decode, how, "s", lambda seconds, rate: seconds + request.tokens / rate)
+
+
+def latency_parts(run: Run, request: Request) -> tuple[Value, Value]:
+    """Return the time to the first token, and the whole latency that it is a part of."""
+    first = run.figures.get("request_first_token")
+    if not isinstance(first, Figure):
+        first = run.figure(f"first_token@{request.prompt}")
+    return first, _latency(run, request)
+
+
+def describe_latency(run: Run, request: Request) -> str:
+    """Say what the latency of a run is of: a whole request that was timed, or one put together from its parts."""
+    whole = run.settings.get("request", {})
+    if isinstance(run.figures.get("request_to_call"), Figure):
+        return f"a request of {whole['prompt']} tokens answered by a call of {whole['tokens']}"
+    return f"a prompt of {request.prompt} tokens and {request.tokens} decoded ones"
 
 
 def _energy(run: Run, request: Request) -> Value:

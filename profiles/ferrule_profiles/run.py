@@ -255,7 +255,7 @@ def _governors(run: Run) -> Any:
 
 
 # What of the settings changes the figures; how often things were repeated does not.
-_SETTINGS = ("threads", "context", "chunk", "prompts", "decode", "seed")
+_SETTINGS = ("threads", "context", "chunk", "prompts", "decode", "seed", "request")
 
 
 def unlike(one: Run, other: Run) -> list[str]:

@@ -18,6 +18,7 @@ _LABELS = {
     "decode": "decode",
     "load": "load",
     "request_to_call": "request to call",
+    "request_first_token": "request to first token",
     "peak_rss": "peak RSS",
     "unevictable": "unevictable",
     "energy_per_token": "energy per token",

@@ -7,6 +7,7 @@ best tokens were closer than the noise of the form, and nowhere else.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -133,20 +134,27 @@ class Player:
         constraint = Constraint(self.vocabulary, self.grammar)
         return list(generate(self.engine, prompt, stops=self.stops, limit=_LIMIT, constraint=constraint).tokens)
 
-    def play(self, prompt: Sequence[int], call: Sequence[int]) -> None:
+    def play(self, prompt: Sequence[int], call: Sequence[int]) -> float:
         """Do all the work of answering a prompt with a call, but take the call's tokens whatever the model prefers.
 
         What is timed must be the same work for every recipe, and a model's own call is longer or shorter.
+
+        Returns:
+          Seconds until the first token was chosen.
         """
+        started = time.perf_counter()
+        first = 0.0
         self.engine.reset()
         constraint = Constraint(self.vocabulary, self.grammar)
         hidden = self.engine.feed(prompt)
         for index, token in enumerate(call):
             ids = constraint.allowed()
             self.engine.logits(hidden)[0][ids].argmax()
+            first = first or time.perf_counter() - started
             constraint.accept([token])
             if index + 1 < len(call):
                 hidden = self.engine.feed([token])
+        return first
 
     def margins(self, prompt: Sequence[int], call: Sequence[int]) -> list[float]:
         """Return, for each token of a call, how far its logit lies above the next allowed one's; inf if forced."""

@@ -38,6 +38,9 @@ __all__ = ["SCHEMA_VERSION", "SEED", "measure", "measure_run", "own_memory", "pr
 
 SCHEMA_VERSION = 1
 
+# Prompt tokens, and those of the call that answers it.
+Request = tuple[Sequence[int], Sequence[int]]
+
 # The prompt is the same in every run of this version; recorded in the plan.
 SEED = 20240229
 
@@ -143,13 +146,14 @@ def _pass(
     yield "decode", {**place, "tokens": decode, "depth": len(prompt), "seconds": seconds}
 
 
-def _plan(bundle: Bundle, options: Options, cores: int | None, request: int) -> dict[str, Any]:
-    needed = max(max(options.prompts) + options.decode, request)
+def _plan(bundle: Bundle, options: Options, cores: int | None, request: Request) -> dict[str, Any]:
+    whole = len(request[0]) + len(request[1])
+    needed = max(max(options.prompts) + options.decode, whole)
     context = options.context if options.context is not None else needed
     limit = bundle.manifest.context
     if needed > min(context, limit):
         raise UsageError(
-            f"{max(options.prompts)} prompt and {options.decode} decoded tokens, and a whole request of {request}, "
+            f"{max(options.prompts)} prompt and {options.decode} decoded tokens, and a whole request of {whole}, "
             f"do not fit a context of {min(context, limit)}",
             hint="give a shorter --prompt, fewer --decode tokens" + (", or a larger --context" * (context < limit)),
         )
@@ -163,6 +167,7 @@ def _plan(bundle: Bundle, options: Options, cores: int | None, request: int) -> 
         "context": context,
         "chunk": options.chunk,
         "seed": SEED,
+        "request": {"prompt": len(request[0]), "tokens": len(request[1])},
     }
 
 
@@ -172,7 +177,7 @@ def measure(
     *,
     load: Callable[..., Engine] | None = None,
     player: Callable[[Bundle, Engine], Player] | None = None,
-    request: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    request: Request = ((), ()),
 ) -> Iterator[dict[str, Any]]:
     """Load a bundle and time it, one event at a time; nothing runs between asking for two events but the next phase.
 
@@ -196,7 +201,7 @@ def measure(
         return {"event": name, "schema_version": SCHEMA_VERSION, **values}
 
     facts = machine()
-    plan = _plan(bundle, options, facts.cores, sum(map(len, request)) if player else 0)
+    plan = _plan(bundle, options, facts.cores, request)
     yield event("machine", machine=facts.to_dict(), conditions=conditions().to_dict())
     yield event("plan", **plan, bundle=bundle.manifest.name, bundle_sha256=bundle.hash)
     clock = _Clock()
@@ -232,9 +237,9 @@ def measure(
                 yield event(name, **values)
         if play is not None:
             clock.start()
-            play.play(*request)
-            seconds = clock.stop("call", repeat=repeat)
-            yield event("call", repeat=repeat, prompt=len(request[0]), tokens=len(request[1]), seconds=seconds)
+            first = play.play(*request)
+            sizes = {"prompt": len(request[0]), "tokens": len(request[1])}
+            yield event("call", repeat=repeat, **sizes, first_seconds=first, seconds=clock.stop("call", repeat=repeat))
     yield event("memory", when="end", **own_memory())
     yield event("marks", clock="monotonic", boot=boot_id(), marks=clock.marks)
     yield event("machine_after", conditions=conditions().to_dict())

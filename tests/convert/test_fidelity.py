@@ -42,7 +42,7 @@ def test_figures_equal_their_definitions_computed_plainly(tiny: Tiny) -> None:
     p, q = softmax(head_logits(graph, hidden)), softmax(head_logits(graph, moved))
     assert found.kl == pytest.approx((p * np.log(p / q)).sum(axis=1).mean(), rel=1e-3)
     assert found.top1 == (p.argmax(axis=1) == q.argmax(axis=1)).mean()
-    # A position's following token is known unless it is the last of its block of 128, or of its window.
+    # The token that follows is known unless the position is the last of its window.
     known = [i for i in range(len(tokens) - 1) if i != WINDOW - 1]
     surprise = -np.mean([np.log(q[i, tokens[i + 1]]) for i in known])
     assert found.perplexity == pytest.approx(np.exp(surprise), rel=1e-3)

@@ -83,7 +83,7 @@ def make_run(
         board="ssh://pi",
         bundle=facts,
         fidelity={"skipped": "--no-fidelity"} if kl is None else {"kl": kl, **TOP1},
-        settings={"threads": 4, "context": 160, "chunk": 64, "prompts": [128], "decode": 32, "seed": 1, "repeat": 1,
+        settings={"threads": 4, "context": 160, "chunk": 64, "prompts": [128], "decode": 32, "seed": 1, "request": {"prompt": 282, "tokens": 26}, "repeat": 1,
                   "launches": 3, "load_at_start": 0.05, **(settings or {})},
         machine={**MACHINE, **(machine or {})},
         before=(now, now, now),
