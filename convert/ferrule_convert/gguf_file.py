@@ -13,8 +13,10 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from ferrule_runtime.errors import CheckpointError
+from ferrule_runtime.registry import load_module, module_names
 
 from .checkpoint import Checkpoint
+from .gguf_names import GgufNames
 from .gguf_tokenizer import tokenizer_json
 from .graph import Weight
 
@@ -23,23 +25,6 @@ __all__ = ["read"]
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 
-# GGUF's names for what Hugging Face calls otherwise (llama.cpp's gguf-py, constants.py).
-_TENSORS = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_LAYER_TENSORS = {
-    "attn_norm.weight": "input_layernorm.weight",
-    "ffn_norm.weight": "post_attention_layernorm.weight",
-    "attn_q.weight": "self_attn.q_proj.weight",
-    "attn_k.weight": "self_attn.k_proj.weight",
-    "attn_v.weight": "self_attn.v_proj.weight",
-    "attn_output.weight": "self_attn.o_proj.weight",
-    "ffn_gate.weight": "mlp.gate_proj.weight",
-    "ffn_up.weight": "mlp.up_proj.weight",
-    "ffn_down.weight": "mlp.down_proj.weight",
-}
 _CONFIG = {
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
@@ -50,8 +35,6 @@ _CONFIG = {
     "rope.freq_base": "rope_theta",
     "context_length": "max_position_embeddings",
 }
-# Architectures that are llama.cpp's own names for a Hugging Face model_type.
-_FAMILIES = {"llama": "llama"}
 
 
 def _open(path: Path) -> GGUFReader:
@@ -109,20 +92,24 @@ def _weight(name: str, tensor: Any, order: NDArray[np.int64] | None, path: Path)
     return Weight(name, shape, rows, kind.name)
 
 
-def _hf_name(name: str) -> str | None:
-    if name in _TENSORS:
-        return _TENSORS[name]
-    if name.startswith("blk."):
-        _, layer, rest = name.split(".", 2)
-        if rest in _LAYER_TENSORS:
-            return f"model.layers.{layer}.{_LAYER_TENSORS[rest]}"
-    return None
+def _family(architecture: object, path: Path) -> GgufNames:
+    """Return the names of the family that llama.cpp calls so."""
+    known = {}
+    for family in module_names("ferrule_convert.archs"):
+        names = getattr(load_module("model family", "ferrule_convert.archs", family), "GGUF", None)
+        if isinstance(names, GgufNames):
+            known[names.architecture] = names
+    if architecture not in known:
+        raise CheckpointError(
+            f"{path}: architecture `{architecture}` is not known", hint=f"known: {', '.join(sorted(known))}"
+        )
+    return known[str(architecture)]
 
 
-def _tensors(reader: GGUFReader, config: Mapping[str, Any], path: Path) -> dict[str, Weight]:
+def _tensors(reader: GGUFReader, config: Mapping[str, Any], names: GgufNames, path: Path) -> dict[str, Weight]:
     result: dict[str, Weight] = {}
     for tensor in reader.tensors:
-        name = _hf_name(tensor.name)
+        name = names.theirs(tensor.name)
         if name is None:
             raise CheckpointError(
                 f"{path}: tensor `{tensor.name}` is not one that a {config['model_type']} model has",
@@ -138,19 +125,15 @@ def _tensors(reader: GGUFReader, config: Mapping[str, Any], path: Path) -> dict[
         except ValueError:
             pass  # an empty array has no whole block; the type itself is known
         order = None
-        if config["model_type"] == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
-            heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
-            order = _half_split(heads, int(tensor.shape[1]))
+        if heads := names.interleaved_heads(name):
+            order = _half_split(config[heads], int(tensor.shape[1]))
         result[name] = _weight(name, tensor, order, path)
     return result
 
 
-def _config(meta: Mapping[str, Any], names: Iterable[str], path: Path) -> dict[str, Any]:
-    architecture = meta.get("general.architecture")
-    if architecture not in _FAMILIES:
-        known = ", ".join(sorted(_FAMILIES))
-        raise CheckpointError(f"{path}: architecture `{architecture}` is not known", hint=f"known: {known}")
-    config: dict[str, Any] = {"model_type": _FAMILIES[str(architecture)]}
+def _config(meta: Mapping[str, Any], family: GgufNames, names: Iterable[str], path: Path) -> dict[str, Any]:
+    architecture = family.architecture
+    config: dict[str, Any] = {"model_type": family.model_type}
     for key, ours in _CONFIG.items():
         value = meta.get(f"{architecture}.{key}")
         if value is None:
@@ -176,8 +159,9 @@ def read(path: Path) -> Checkpoint:
     """
     reader = _open(path)
     meta = _metadata(reader, path)
-    config = _config(meta, {tensor.name for tensor in reader.tensors}, path)
-    tensors = _tensors(reader, config, path)
+    family = _family(meta.get("general.architecture"), path)
+    config = _config(meta, family, {tensor.name for tensor in reader.tensors}, path)
+    tensors = _tensors(reader, config, family, path)
     stops = {meta.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")} - {None}
     kinds = sorted({tensor.stored for tensor in tensors.values() if len(tensor.shape) > 1})
     return Checkpoint(

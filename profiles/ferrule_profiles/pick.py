@@ -199,15 +199,25 @@ def _why_lost(loser: Candidate, winner: Candidate, steps: Sequence[_Step]) -> st
     return "; ".join(parts)
 
 
-def _sentence(winner: Candidate, steps: Sequence[_Step], count: int, limits: Limits, request: Request) -> str:
+def _among(fitting: int, count: int) -> str:
+    """Say what the winner is the best of: only what meets the limits was compared."""
+    return f"of {count} recipes" if fitting == count else f"of the {fitting} of {count} recipes within the limits"
+
+
+def _sentence(
+    winner: Candidate, steps: Sequence[_Step], fitting: int, count: int, limits: Limits, request: Request
+) -> str:
     first, last = steps[0], steps[-1]
     of = f" for {describe_latency(winner.run, request)}" if first.name == "latency" else ""
     value = f"{show(winner.values[first.name])}{of}"
     quantity = QUANTITIES[first.name]
     if count == 1:
         reason = f"the only recipe measured on `{winner.run.target}`, with {quantity.label} {value}"
+    elif fitting == 1:
+        reason = f"the only one of {count} recipes on `{winner.run.target}` within the limits, "
+        reason += f"with {quantity.label} {value}"
     else:
-        reason = f"of {count} recipes on `{winner.run.target}` "
+        reason = f"{_among(fitting, count)} on `{winner.run.target}` "
         if len(first.left) == 1:
             reason += f"it has {quantity.best}, {value}"
         else:
@@ -280,7 +290,7 @@ def pick(
         lost.append((candidate.name, why))
     return Choice(
         winner=winner,
-        sentence=_sentence(winner, steps, len(pool), limits, request),
+        sentence=_sentence(winner, steps, len(fitting), len(pool), limits, request),
         lost=tuple(lost),
         front=tuple(c.name for c in front),
         notes=(*notes, *_notes(kept)),

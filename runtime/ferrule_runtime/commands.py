@@ -34,10 +34,11 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", nargs="?", metavar="BUNDLE", help="a bundle's folder; not needed with --model")
     parser.add_argument("request", metavar="REQUEST", help="what to do, in words")
     parser.add_argument("--tools", metavar="MODULE", help="Python module with the tools")
-    parser.add_argument("--model", metavar="scripted:FILE", help="reply from a policy file instead (simulated)")
+    parser.add_argument(
+        "--model", metavar="KIND:ARGUMENT", help="reply by another model than a bundle: a policy file (simulated)"
+    )
     parser.add_argument("--steps", type=positive, default=12, metavar="N", help="most replies of the model (12)")
     parser.add_argument("--call", action="store_true", help="make the first reply a tool call (constrained)")
-    parser.add_argument("--yes", action="store_true", help="do not ask before writes; never covers the irreversible")
     parser.add_argument("--trace", metavar="FILE", help="write every step as a JSON line")
     _budget_arguments(parser)
     _verify(parser)

@@ -15,7 +15,7 @@ from .bundle import Bundle, open_bundle
 from .commandline import emit, human, note, say
 from .errors import UsageError
 from .messages import Call
-from .models import Model
+from .models import Model, load_model
 from .steps import Outcome, Step
 from .tools import Tool, Toolbox, load_toolbox
 from .trace import Trace, view
@@ -39,15 +39,12 @@ def _plan(bundle: Bundle, options: argparse.Namespace) -> MemoryPlan:
 
 
 def _model(options: argparse.Namespace) -> Model:
+    if options.model and options.bundle:
+        raise UsageError(f"both a bundle, `{options.bundle}`, and --model {options.model}", hint="give one of them")
     if options.model:
-        kind, _, argument = options.model.partition(":")
-        if kind != "scripted" or not argument:
-            raise UsageError(f"unknown model `{options.model}`", hint="write scripted:FILE")
-        from .models.scripted import load
-
-        return load(argument)
+        return load_model(options.model)
     if not options.bundle:
-        raise UsageError("no bundle to run", hint='ferrule run BUNDLE "request", or --model scripted:FILE')
+        raise UsageError("no bundle to run", hint='ferrule run BUNDLE "request", or --model KIND:ARGUMENT')
     bundle = open_bundle(Path(options.bundle), verify=options.verify)
     plan = _plan(bundle, options)
     from .models.local import LocalModel
@@ -89,6 +86,8 @@ def run(options: argparse.Namespace) -> int:
     names = [tool.name for tool in toolbox]
     if not options.json:
         say(f"model: {model.label}")
+        if toolbox.note:
+            say(f"tools: {len(toolbox)}; {toolbox.note}")
     with contextlib.ExitStack() as stack:
         trace = None
         if options.trace:
@@ -98,5 +97,8 @@ def run(options: argparse.Namespace) -> int:
         outcome = Outcome.of(_watched(agent.events(options.request), trace, options.json))
     if options.json:
         steps = [dataclasses.asdict(step) for step in outcome.steps]
-        emit("run", {"model": model.label, "ending": outcome.kind, "text": outcome.text, "steps": steps})
+        emit(
+            "run",
+            {"model": model.label, "note": toolbox.note, "ending": outcome.kind, "text": outcome.text, "steps": steps},
+        )
     return 0 if outcome.kind == "done" else 1

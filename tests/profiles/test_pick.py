@@ -50,6 +50,15 @@ def test_latency_is_preferred_and_said_with_its_interval(three: list[Run]) -> No
     assert "better in KL to float < 1e-06 nats against 0.200 nats" in reason(choice.lost, "fp32")
 
 
+def test_the_winner_is_the_best_only_of_what_meets_the_limits(three: list[Run]) -> None:
+    alone = pick(three, "rpi5", Limits(max_kl=0.001)).sentence
+    assert "the only one of 3 recipes on `rpi5` within the limits, with latency 14.0 s [" in alone
+    assert "lowest" not in alone
+    assert "`w8`: of the 2 of 3 recipes within the limits on `rpi5` it has the lowest latency" in (
+        pick(three, "rpi5", Limits(max_kl=0.1)).sentence
+    )
+
+
 @pytest.mark.parametrize(
     ("prefer", "winner"), [("latency", "w4g32"), ("memory", "w4g32"), ("size", "w4g32"), ("fidelity", "fp32")]
 )

@@ -5,9 +5,30 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..checkpoint import Checkpoint
+from ..gguf_names import GgufNames
 from ..graph import GLU, INPUT, Add, Attention, Graph, Linear, Node, RMSNorm, Rope, RopeTable, Weight
 
-__all__ = ["build"]
+__all__ = ["GGUF", "build"]
+
+GGUF = GgufNames(
+    architecture="llama",
+    model_type="llama",
+    layer={
+        "attn_norm.weight": "input_layernorm.weight",
+        "ffn_norm.weight": "post_attention_layernorm.weight",
+        "attn_q.weight": "self_attn.q_proj.weight",
+        "attn_k.weight": "self_attn.k_proj.weight",
+        "attn_v.weight": "self_attn.v_proj.weight",
+        "attn_output.weight": "self_attn.o_proj.weight",
+        "ffn_gate.weight": "mlp.gate_proj.weight",
+        "ffn_up.weight": "mlp.up_proj.weight",
+        "ffn_down.weight": "mlp.down_proj.weight",
+    },
+    interleaved={
+        "self_attn.q_proj.weight": "num_attention_heads",
+        "self_attn.k_proj.weight": "num_key_value_heads",
+    },
+)
 
 
 def build(checkpoint: Checkpoint) -> Graph:

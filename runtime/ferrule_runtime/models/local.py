@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
-from ..budget import MemoryPlan
-from ..bundle import Bundle
+from ..budget import MemoryPlan, baseline, plan_within
+from ..bundle import Bundle, open_bundle
 from ..chat import render
 from ..constrain import Constraint, Vocabulary
 from ..decode import generate
 from ..dialects import load_dialect
-from ..engines import load
+from ..engines import load as load_engine
 from ..errors import ContextError, ModelError
 from ..messages import Message, Reply, Usage, Want
 from ..tokenizer import Tokenizer
 from ..tools import Tool
 
-__all__ = ["LocalModel"]
+__all__ = ["LocalModel", "load"]
 
 # Most tokens of one reply; a call of a small agent takes about 60.
 REPLY_LIMIT = 256
@@ -31,7 +32,7 @@ class LocalModel:
         self._dialect = load_dialect(manifest.dialect)
         self._template = bundle.file("template.jinja").read_text(encoding="utf-8")
         self._stops = frozenset(manifest.stop_tokens)
-        self._engine = load(bundle, threads=threads, context=plan.context, chunk=plan.chunk)
+        self._engine = load_engine(bundle, threads=threads, context=plan.context, chunk=plan.chunk)
         self._tokenizer = Tokenizer(bundle.file("tokenizer.json"))
         self._vocabulary = Vocabulary(self._tokenizer, manifest.tables["head"].rows, min(self._stops))
         self.label = f"{manifest.name} ({manifest.engine})"
@@ -61,3 +62,10 @@ class LocalModel:
         seconds = time.perf_counter() - started
         usage = Usage(len(prompt), len(generated.tokens), seconds, generated.first_token_s)
         return Reply(text, calls, raw, usage)
+
+
+def load(argument: str) -> LocalModel:
+    """Load the bundle in a folder, with the default context and no limit on memory."""
+    bundle = open_bundle(Path(argument))
+    facts, reach = bundle.manifest.memory, bundle.manifest.context
+    return LocalModel(bundle, plan_within(facts, None, interpreter=baseline(), most_context=reach))
