@@ -136,7 +136,8 @@ from ferrule_runtime.tools import Tool
 bundle, context = open_bundle(Path(sys.argv[1])), int(sys.argv[2])
 plan = plan_within(bundle.manifest.memory, None, interpreter=baseline(), most_context=8192, context=context)
 model = LocalModel(bundle, plan)
-schema = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
+properties = {"on": {"type": "boolean"}}
+schema = {"type": "object", "properties": properties, "required": ["on"], "additionalProperties": False}
 tool = Tool("set_light", "Switch the light.", schema, print)
 words = "one two three four five " * (context // 8)
 model.reply([Message("user", words)], [tool], "call")
