@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ __all__ = [
     "INPUT",
     "Add",
     "Attention",
+    "CausalConv",
+    "Decay",
+    "DeltaNet",
     "Graph",
     "Linear",
     "Node",
@@ -27,7 +30,10 @@ __all__ = [
     "Rope",
     "RopeTable",
     "Rows",
+    "Sigmoid",
+    "Slice",
     "Weight",
+    "widths",
 ]
 
 # Reads rows [start, stop) of a matrix (or the elements of a vector) as float32, from wherever they are stored.
@@ -42,7 +48,7 @@ class Weight:
 
     Attributes:
       name: Where it stands in the model, such as `layers.3.attention.q`.
-      shape: [rows, columns] of a matrix, or [elements] of a vector.
+      shape: [rows, columns] of a matrix, [elements] of a vector, [channels, 1, kernel] of filters.
       rows: Reads a block of it.
       stored: The source's own number format, such as `BF16` or `Q4_1`.
       scheme: How it will be quantised; None keeps float32.
@@ -89,11 +95,16 @@ class Node:
 
 @dataclass(frozen=True)
 class RMSNorm(Node):
-    """y = x / sqrt(mean(x²) + epsilon) · weight (Zhang & Sennrich 2019)."""
+    """y = x / sqrt(mean(x²) + epsilon) · weight (Zhang & Sennrich 2019).
+
+    With several heads each is normed by itself, all with the same weight of one head's length. An L2 norm,
+    x / sqrt(sum(x²) + epsilon), is this with the weight size^-0.5 and epsilon / size.
+    """
 
     x: str
     weight: Weight
     epsilon: float
+    heads: int = 1
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -167,10 +178,11 @@ class Attention(Node):
 
 @dataclass(frozen=True)
 class GLU(Node):
-    """y = silu(gate) · up (Shazeer 2020)."""
+    """y = activation(gate) · up (Shazeer 2020)."""
 
     gate: str
     up: str
+    activation: Literal["silu", "sigmoid"] = "silu"
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -189,6 +201,84 @@ class Add(Node):
     def inputs(self) -> tuple[str, ...]:
         """Names of the values it reads."""
         return (self.a, self.b)
+
+
+@dataclass(frozen=True)
+class Slice(Node):
+    """y = features [start, stop) of x."""
+
+    x: str
+    start: int
+    stop: int
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the values it reads."""
+        return (self.x,)
+
+
+@dataclass(frozen=True)
+class CausalConv(Node):
+    """y = silu of a convolution over time, each feature with its own kernel; remembers the last inputs.
+
+    y[t, c] = silu(Σ_j weight[c, 0, j] · x[t - (kernel - 1) + j, c]), with zeros before the first token.
+    """
+
+    x: str
+    weight: Weight
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the values it reads."""
+        return (self.x,)
+
+
+@dataclass(frozen=True)
+class Sigmoid(Node):
+    """y = 1 / (1 + exp(-x))."""
+
+    x: str
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the values it reads."""
+        return (self.x,)
+
+
+@dataclass(frozen=True)
+class Decay(Node):
+    """y = rate · softplus(x + bias): the logarithm of how much a state keeps, at most 0 (Gu & Dao 2023)."""
+
+    x: str
+    bias: Weight
+    rate: Weight
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the values it reads."""
+        return (self.x,)
+
+
+@dataclass(frozen=True)
+class DeltaNet(Node):
+    """The gated delta rule (Yang et al. 2024); remembers one [key_size, value_size] state S for each head.
+
+    S ← exp(decay) · S, then S ← S + k ⊗ beta · (v - Sᵀ k), then y = Sᵀ q · key_size^-0.5.
+    """
+
+    q: str
+    k: str
+    v: str
+    decay: str
+    beta: str
+    heads: int
+    key_size: int
+    value_size: int
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the values it reads."""
+        return (self.q, self.k, self.v, self.decay, self.beta)
 
 
 @dataclass(frozen=True)
@@ -240,3 +330,21 @@ class Graph:
 
         nodes = tuple(changed(node) for node in self.nodes)
         return replace(self, nodes=nodes, embedding=change(self.embedding), head=change(self.head))
+
+
+def widths(graph: Graph) -> dict[str, int]:
+    """Return how many features each value has, the input's included."""
+    found: dict[str, int] = {INPUT: graph.hidden}
+    for node in graph.nodes:
+        match node:
+            case Linear():
+                found[node.name] = node.weight.shape[0]
+            case Attention():
+                found[node.name] = node.heads * node.head_size
+            case DeltaNet():
+                found[node.name] = node.heads * node.value_size
+            case Slice():
+                found[node.name] = node.stop - node.start
+            case _:
+                found[node.name] = found[node.inputs[0]]
+    return found

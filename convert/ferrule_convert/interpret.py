@@ -11,7 +11,23 @@ from functools import singledispatch
 import numpy as np
 from numpy.typing import NDArray
 
-from .graph import GLU, INPUT, Add, Attention, Graph, Linear, Node, RMSNorm, Rope, Weight
+from .graph import (
+    GLU,
+    INPUT,
+    Add,
+    Attention,
+    CausalConv,
+    Decay,
+    DeltaNet,
+    Graph,
+    Linear,
+    Node,
+    RMSNorm,
+    Rope,
+    Sigmoid,
+    Slice,
+    Weight,
+)
 from .schemes import dequantise, quantise
 
 __all__ = ["Memory", "embed", "head_logits", "interpret", "rotate", "weight_rows"]
@@ -21,11 +37,21 @@ Array = NDArray[np.float32]
 
 @dataclass
 class Memory:
-    """What a conversation leaves behind: position, and keys and values by node, [tokens, kv_heads, head_size]."""
+    """What a conversation leaves behind.
+
+    Attributes:
+      position: Tokens so far.
+      keys: By attention, [tokens, kv_heads, head_size].
+      values: The same of values.
+      inputs: By convolution, the last kernel - 1 inputs, [kernel - 1, features].
+      states: By delta rule, [heads, key_size, value_size].
+    """
 
     position: int = 0
     keys: dict[str, Array] = field(default_factory=dict)
     values: dict[str, Array] = field(default_factory=dict)
+    inputs: dict[str, Array] = field(default_factory=dict)
+    states: dict[str, Array] = field(default_factory=dict)
 
 
 def weight_rows(weight: Weight, start: int, stop: int) -> Array:
@@ -41,9 +67,10 @@ def _run(node: Node, values: dict[str, Array], memory: Memory) -> Array:
 
 @_run.register
 def _(node: RMSNorm, values: dict[str, Array], memory: Memory) -> Array:
-    x = values[node.x]
+    x = values[node.x].reshape(len(values[node.x]), node.heads, -1)
     mean = np.mean(np.square(x), axis=-1, keepdims=True, dtype=np.float32)
-    return np.asarray(x / np.sqrt(mean + np.float32(node.epsilon)) * node.weight.all(), dtype=np.float32)
+    normed = x / np.sqrt(mean + np.float32(node.epsilon)) * node.weight.all()
+    return np.asarray(normed, dtype=np.float32).reshape(values[node.x].shape)
 
 
 @_run.register
@@ -93,12 +120,56 @@ def _(node: Attention, values: dict[str, Array], memory: Memory) -> Array:
 @_run.register
 def _(node: GLU, values: dict[str, Array], memory: Memory) -> Array:
     gate = values[node.gate]
-    return np.asarray(gate / (1 + np.exp(-gate)) * values[node.up], dtype=np.float32)
+    opened = gate if node.activation == "silu" else np.float32(1)
+    return np.asarray(opened / (1 + np.exp(-gate)) * values[node.up], dtype=np.float32)
 
 
 @_run.register
 def _(node: Add, values: dict[str, Array], memory: Memory) -> Array:
     return values[node.a] + values[node.b]
+
+
+@_run.register
+def _(node: Slice, values: dict[str, Array], memory: Memory) -> Array:
+    return values[node.x][:, node.start : node.stop]
+
+
+@_run.register
+def _(node: CausalConv, values: dict[str, Array], memory: Memory) -> Array:
+    kernel = node.weight.all()[:, 0]
+    before = memory.inputs.get(node.name, np.zeros((kernel.shape[1] - 1, kernel.shape[0]), dtype=np.float32))
+    x = np.concatenate([before, values[node.x]])
+    memory.inputs[node.name] = x[-len(before) :]
+    y = sum(x[j : j + len(values[node.x])] * kernel[:, j] for j in range(kernel.shape[1]))
+    return np.asarray(y / (1 + np.exp(-np.asarray(y))), dtype=np.float32)
+
+
+@_run.register
+def _(node: Sigmoid, values: dict[str, Array], memory: Memory) -> Array:
+    return np.asarray(1 / (1 + np.exp(-values[node.x])), dtype=np.float32)
+
+
+@_run.register
+def _(node: Decay, values: dict[str, Array], memory: Memory) -> Array:
+    return np.asarray(node.rate.all() * np.logaddexp(0, values[node.x] + node.bias.all()), dtype=np.float32)
+
+
+@_run.register
+def _(node: DeltaNet, values: dict[str, Array], memory: Memory) -> Array:
+    count = len(values[node.q])
+    q, k = (values[name].reshape(count, node.heads, node.key_size) for name in (node.q, node.k))
+    v = values[node.v].reshape(count, node.heads, node.value_size)
+    keep, beta = np.exp(values[node.decay]), values[node.beta]
+    empty = np.zeros((node.heads, node.key_size, node.value_size), dtype=np.float32)
+    state = memory.states.get(node.name, empty)
+    out = np.empty_like(v)
+    for t in range(count):
+        state = state * keep[t][:, None, None]
+        known = np.einsum("hkv,hk->hv", state, k[t])
+        state = state + k[t][:, :, None] * ((v[t] - known) * beta[t][:, None])[:, None, :]
+        out[t] = np.einsum("hkv,hk->hv", state, q[t])
+    memory.states[node.name] = state
+    return (out * np.float32(node.key_size**-0.5)).reshape(count, -1)
 
 
 def embed(graph: Graph, tokens: list[int]) -> Array:

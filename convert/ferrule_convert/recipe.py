@@ -49,7 +49,7 @@ class Recipe:
     Attributes:
       name: Decodes itself, or is the name of a TOML file.
       description: One line for people.
-      rules: In order; a matrix that no rule matches is an error, vectors (norms, biases) stay float32.
+      rules: In order; a matrix that no rule matches is an error; norms, biases and filters stay float32.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Recipe:
         Raises:
           RecipeError: No rule matches, or the group does not divide the weight's rows.
         """
-        if len(weight.shape) == 1:
+        if len(weight.shape) != 2:
             return None
         for rule in self.rules:
             if fnmatch.fnmatchcase(weight.name, rule.pattern):
@@ -118,7 +118,9 @@ def _decode(name: str) -> tuple[Rule, ...] | None:
     bits = int(match["bits"])
     scheme = Scheme(bits, int(match["group"] or _TABLE_GROUP), bool(match["zero"]), match["method"] or "rtn")
     head = Scheme(int(match["head"] or 8), _TABLE_GROUP)
-    return (Rule("embedding", _legal(head, name)), Rule("head", head), Rule("*", _legal(scheme, name)))
+    # The delta rule's gates are a few rows, which decide what a state keeps: they stay float32.
+    gates = Rule("layers.*.delta.[ab]", None)
+    return (Rule("embedding", _legal(head, name)), Rule("head", head), gates, Rule("*", _legal(scheme, name)))
 
 
 def _parse(text: str, name: str, where: str) -> Recipe:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ferrule_runtime.bundle import MemoryFacts
 
-from ..graph import INPUT, Attention, Graph, Linear, Weight
+from ..graph import INPUT, Attention, CausalConv, DeltaNet, Graph, Node, Rope, Weight, widths
 
 __all__ = ["facts"]
 
@@ -33,14 +33,7 @@ def _mapped(weight: Weight) -> int:
 
 def _live_activations(graph: Graph) -> int:
     """Return the most bytes per token that are alive at once, by liveness over the nodes."""
-    width: dict[str, int] = {INPUT: graph.hidden}
-    for node in graph.nodes:
-        if isinstance(node, Linear):
-            width[node.name] = node.weight.shape[0]
-        elif isinstance(node, Attention):
-            width[node.name] = node.heads * node.head_size
-        else:
-            width[node.name] = width[node.inputs[0]]
+    width = widths(graph)
     last = {name: index for index, node in enumerate(graph.nodes) for name in node.inputs}
     alive, most = {INPUT}, 0
     for index, node in enumerate(graph.nodes):
@@ -48,6 +41,17 @@ def _live_activations(graph: Graph) -> int:
         most = max(most, sum(width[name] for name in alive))
         alive -= {name for name in node.inputs if last[name] == index}
     return most * _FLOAT
+
+
+def _state(node: Node) -> int:
+    """Numbers that a recurrent node remembers; kept twice, since a step reads one copy and writes the other."""
+    match node:
+        case CausalConv():
+            return node.weight.shape[0] * (node.weight.shape[2] - 1)
+        case DeltaNet():
+            return node.heads * node.key_size * node.value_size
+        case _:
+            return 0
 
 
 def facts(graph: Graph, context: int, tokenizer_bytes: int) -> MemoryFacts:
@@ -59,9 +63,10 @@ def facts(graph: Graph, context: int, tokenizer_bytes: int) -> MemoryFacts:
       tokenizer_bytes: Size of the tokenizer's file.
     """
     inner = [weight for node in graph.nodes for weight in node.weights.values() if len(weight.shape) == 2]
-    small = sum(weight.count for node in graph.nodes for weight in node.weights.values() if len(weight.shape) == 1)
+    small = sum(weight.count for node in graph.nodes for weight in node.weights.values() if len(weight.shape) != 2)
     attentions = [node for node in graph.nodes if isinstance(node, Attention)]
-    rotary = 2 * context * (attentions[0].head_size // 2) * _FLOAT if attentions else 0
+    turned = max((len(node.table.frequencies) for node in graph.nodes if isinstance(node, Rope)), default=0)
+    rotary = 2 * context * turned * _FLOAT
     rows, columns = graph.head.shape
     table = graph.head.scheme.bytes_for(rows, columns) if graph.head.scheme else graph.head.count * _FLOAT
     return MemoryFacts(
@@ -70,7 +75,7 @@ def facts(graph: Graph, context: int, tokenizer_bytes: int) -> MemoryFacts:
         table=table,
         head_packed=_packed(graph.head),
         kv_per_token=sum(2 * node.kv_heads * node.head_size * _FLOAT for node in attentions),
-        state=0,
+        state=2 * _FLOAT * sum(map(_state, graph.nodes)),
         # Activations alive by shape, and as much again for the kernels' own: quantised inputs, arena rounding.
         work_per_token=2 * _live_activations(graph),
         scores_per_pair=max((node.heads for node in attentions), default=0) * _FLOAT,

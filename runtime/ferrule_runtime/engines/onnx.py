@@ -65,24 +65,37 @@ class OnnxEngine:
         import onnxruntime
 
         inputs = {entry.name: entry.shape for entry in self._session.get_inputs()}
-        self._state: dict[str, NDArray[np.float32]] = {}
-        self._binding = self._session.io_binding()
+        self._cache: dict[str, NDArray[np.float32]] = {}
+        self._recurrent: tuple[dict[str, NDArray[np.float32]], ...] = ({}, {})
+        self._turn = 0
+        self._bindings = [self._session.io_binding() for _ in range(2)]
+
+        def bind(source: NDArray[np.float32], result: NDArray[np.float32], name: str, turn: int) -> None:
+            # On the CPU an OrtValue over a contiguous array is that array's own memory.
+            values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in (source, result)]
+            self._bindings[turn].bind_ortvalue_input(name, values[0])
+            self._bindings[turn].bind_ortvalue_output(name.replace("past.", "present.", 1), values[1])
+
         for name, shape in inputs.items():
             if not name.startswith("past."):
                 continue
-            buffer = np.empty([self._context if size == "context" else size for size in shape], dtype=np.float32)
-            buffer.fill(0)
-            self._state[name] = buffer
-            value = onnxruntime.OrtValue.ortvalue_from_numpy(buffer)
-            # On the CPU an OrtValue over a contiguous array is that array's own memory.
-            self._binding.bind_ortvalue_input(name, value)
-            self._binding.bind_ortvalue_output(name.replace("past.", "present."), value)
-        if not self._state:
+            if "context" in shape:
+                cache = self._cache[name] = _touched([self._context if size == "context" else size for size in shape])
+                for turn in range(2):
+                    bind(cache, cache, name, turn)
+            else:
+                # A step reads one copy and writes the other; the two take turns, so nothing is copied.
+                for half in self._recurrent:
+                    half[name] = _touched(shape)
+                for turn in range(2):
+                    bind(self._recurrent[turn][name], self._recurrent[1 - turn][name], name, turn)
+        if not self._cache and not self._recurrent[0]:
             raise BundleError(f"{self._bundle.path}: its graph keeps no state", hint="convert the checkpoint again")
         self._lengths = np.zeros(1, dtype=np.int32)
         self._total = np.zeros((), dtype=np.int32)
-        self._binding.bind_cpu_input("seqlens_k", self._lengths)
-        self._binding.bind_cpu_input("total_sequence_length", self._total)
+        for binding in self._bindings:
+            binding.bind_cpu_input("seqlens_k", self._lengths)
+            binding.bind_cpu_input("total_sequence_length", self._total)
 
     @property
     def position(self) -> int:
@@ -120,10 +133,11 @@ class OnnxEngine:
         hidden: NDArray[np.float32] = np.empty(rows.shape, dtype=np.float32)
         total = self._position + len(tokens)
         self._lengths[0], self._total[()] = total - 1, total
-        self._binding.bind_cpu_input("embeddings", rows)
-        self._binding.bind_output("hidden", "cpu", 0, np.float32, list(hidden.shape), hidden.ctypes.data)
+        binding = self._bindings[self._turn]
+        binding.bind_cpu_input("embeddings", rows)
+        binding.bind_output("hidden", "cpu", 0, np.float32, list(hidden.shape), hidden.ctypes.data)
         try:
-            self._session.run_with_iobinding(self._binding)
+            self._session.run_with_iobinding(binding)
         except Exception as error:  # see _session
             raise EngineError(
                 f"onnxruntime failed at position {self._position}: {str(error).splitlines()[0]}"
@@ -133,6 +147,7 @@ class OnnxEngine:
                 f"hidden state at position {total - 1} is not finite", hint="`ferrule check` the bundle on this machine"
             )
         self._position = total
+        self._turn = 1 - self._turn
         return hidden.reshape(len(tokens), -1)
 
     def logits(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -141,20 +156,35 @@ class OnnxEngine:
         return result
 
     def snapshot(self) -> Snapshot:
-        """Copy the keys and values of the positions fed so far."""
-        return Snapshot(self._position, {n: b[:, :, : self._position].copy() for n, b in self._state.items()})
+        """Copy the keys and values of the positions fed so far, and the recurrent states."""
+        arrays = {name: cache[:, :, : self._position].copy() for name, cache in self._cache.items()}
+        arrays |= {name: state.copy() for name, state in self._recurrent[self._turn].items()}
+        return Snapshot(self._position, arrays)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Return to a state that was copied before, bit for bit."""
-        if snapshot.position > self._context or set(snapshot.arrays) != set(self._state):
+        known = self._cache.keys() | self._recurrent[0].keys()
+        if snapshot.position > self._context or snapshot.arrays.keys() != known:
             raise EngineError(f"a snapshot of {snapshot.position} tokens is not of this engine")
         for name, array in snapshot.arrays.items():
-            self._state[name][:, :, : snapshot.position] = array
+            if name in self._cache:
+                self._cache[name][:, :, : snapshot.position] = array
+            else:
+                self._recurrent[self._turn][name][...] = array
         self._position = snapshot.position
 
     def reset(self) -> None:
         """Forget everything; old keys and values lie beyond the position and are never read."""
         self._position = 0
+        for state in self._recurrent[self._turn].values():
+            state.fill(0)
+
+
+def _touched(shape: Sequence[int]) -> NDArray[np.float32]:
+    """Return zeros whose every page is really there."""
+    array = np.empty(shape, dtype=np.float32)
+    array.fill(0)
+    return array
 
 
 def load(bundle: Bundle, *, threads: int, context: int, chunk: int) -> OnnxEngine:

@@ -1,0 +1,139 @@
+"""What model families share: names, norms, attention, the gated MLP, and the frame around the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checkpoint import Checkpoint
+from ..graph import GLU, INPUT, Add, Attention, Graph, Linear, Node, RMSNorm, Rope, RopeTable, Weight
+
+__all__ = ["Builder", "constant", "each", "take"]
+
+Array = NDArray[np.float32]
+
+
+def each(weight: Weight, change: Callable[[Array], Array]) -> Weight:
+    """Return a weight whose rows are changed by a function as they are read."""
+    return replace(weight, rows=lambda start, stop: change(weight.rows(start, stop)))
+
+
+def take(weight: Weight, index: NDArray[np.int64], name: str) -> Weight:
+    """Return chosen rows of a weight, in the order of the index."""
+
+    def rows(start: int, stop: int) -> Array:
+        wanted = index[start:stop]
+        low, high = int(wanted.min()), int(wanted.max()) + 1
+        return weight.rows(low, high)[wanted - low]
+
+    return replace(weight, name=name, shape=(len(index), *weight.shape[1:]), rows=rows)
+
+
+def constant(name: str, values: Array) -> Weight:
+    """Return a weight that no checkpoint holds."""
+    return Weight(name, values.shape, lambda start, stop: values[start:stop], "constant")
+
+
+class Builder:
+    """Adds nodes under canonical names, with weights under the release's."""
+
+    def __init__(self, checkpoint: Checkpoint, *, zero_centred: bool = False) -> None:
+        """Start a graph.
+
+        Args:
+          checkpoint: Its configuration and tensors.
+          zero_centred: Norms store their weight less one.
+        """
+        self.checkpoint = checkpoint
+        self.config = checkpoint.config
+        self.zero_centred = zero_centred
+        self.nodes: list[Node] = []
+
+    def add(self, node: Node) -> str:
+        """Append a node; return the name of its value."""
+        self.nodes.append(node)
+        return node.name
+
+    def weight(self, theirs: str, ours: str, *shape: int) -> Weight:
+        """Return the release's `model.THEIRS` under our name."""
+        return replace(self.checkpoint.tensor(f"model.{theirs}", shape), name=ours)
+
+    def linear(self, ours: str, x: str, theirs: str, rows: int, columns: int, *, bias: bool = False) -> str:
+        """Multiply by `model.THEIRS.weight`, [rows, columns], and add its bias if it has one."""
+        extra = self.weight(f"{theirs}.bias", f"{ours}.bias", rows) if bias else None
+        return self.add(Linear(ours, x, self.weight(f"{theirs}.weight", ours, rows, columns), extra))
+
+    def norm(self, ours: str, x: str, theirs: str, size: int, *, heads: int = 1) -> str:
+        """Norm by `model.THEIRS.weight`, each head by itself."""
+        weight = self.weight(f"{theirs}.weight", ours, size)
+        if self.zero_centred:
+            weight = each(weight, lambda rows: rows + np.float32(1))
+        return self.add(RMSNorm(ours, x, weight, float(self.config["rms_norm_eps"]), heads))
+
+    def attention(self, at: str, x: str, *, bias: bool = False, head_norms: bool = False) -> str:
+        """Rotary grouped-query attention, with its four projections."""
+        c = self.config
+        heads, kv_heads, size, hidden = (
+            c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"], c["hidden_size"],
+        )  # fmt: skip
+        q = self.linear(f"{at}.attention.q", x, f"{at}.self_attn.q_proj", heads * size, hidden, bias=bias)
+        k = self.linear(f"{at}.attention.k", x, f"{at}.self_attn.k_proj", kv_heads * size, hidden, bias=bias)
+        v = self.linear(f"{at}.attention.v", x, f"{at}.self_attn.v_proj", kv_heads * size, hidden, bias=bias)
+        if head_norms:
+            q = self.norm(f"{at}.attention.q_norm", q, f"{at}.self_attn.q_norm", size, heads=heads)
+            k = self.norm(f"{at}.attention.k_norm", k, f"{at}.self_attn.k_norm", size, heads=kv_heads)
+        y = self.attend(at, q, k, v)
+        return self.linear(f"{at}.attention.out", y, f"{at}.self_attn.o_proj", hidden, heads * size)
+
+    def attend(self, at: str, q: str, k: str, v: str) -> str:
+        """Turn queries and keys, and attend."""
+        c = self.config
+        heads, kv_heads, size = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
+        turned = int(size * c.get("partial_rotary_factor", 1.0))
+        pairs = range(turned // 2)
+        table = RopeTable(tuple(float(c["rope_theta"]) ** (-2 * pair / turned) for pair in pairs))
+        q = self.add(Rope(f"{at}.attention.q_turned", q, heads, table))
+        k = self.add(Rope(f"{at}.attention.k_turned", k, kv_heads, table))
+        return self.add(Attention(f"{at}.attention", q, k, v, heads, kv_heads, size, size**-0.5))
+
+    def mlp(self, at: str, x: str) -> str:
+        """The gated MLP (SwiGLU)."""
+        hidden, inner = self.config["hidden_size"], self.config["intermediate_size"]
+        gate = self.linear(f"{at}.mlp.gate", x, f"{at}.mlp.gate_proj", inner, hidden)
+        up = self.linear(f"{at}.mlp.up", x, f"{at}.mlp.up_proj", inner, hidden)
+        y = self.add(GLU(f"{at}.mlp.gated", gate, up))
+        return self.linear(f"{at}.mlp.down", y, f"{at}.mlp.down_proj", hidden, inner)
+
+    def decoder(self, mixer: Callable[[str, str, int], str]) -> Graph:
+        """Build pre-norm residual layers around a token mixer, then the last norm.
+
+        Args:
+          mixer: Called with the layer's name, the normed value and the layer's number; returns what is added.
+        """
+        c, x = self.config, INPUT
+        hidden = c["hidden_size"]
+        for layer in range(c["num_hidden_layers"]):
+            at = f"layers.{layer}"
+            y = mixer(at, self.norm(f"{at}.mixer.norm", x, f"{at}.input_layernorm", hidden), layer)
+            x = self.add(Add(f"{at}.mixer.sum", x, y))
+            y = self.mlp(at, self.norm(f"{at}.mlp.norm", x, f"{at}.post_attention_layernorm", hidden))
+            x = self.add(Add(f"{at}.mlp.sum", x, y))
+        self.norm("norm", x, "norm", hidden)
+        return self._frame()
+
+    def _frame(self) -> Graph:
+        c = self.config
+        vocabulary, hidden = c["vocab_size"], c["hidden_size"]
+        embedding = self.weight("embed_tokens.weight", "embedding", vocabulary, hidden)
+        head = embedding
+        if not c["tie_word_embeddings"]:
+            head = replace(self.checkpoint.tensor("lm_head.weight", (vocabulary, hidden)), name="head")
+        facts: dict[str, Any] = {"layers": c["num_hidden_layers"], "hidden": hidden}
+        facts |= {"intermediate": c["intermediate_size"], "heads": c["num_attention_heads"]}
+        facts |= {"kv_heads": c["num_key_value_heads"], "head_dim": c["head_dim"], "vocabulary": vocabulary}
+        reach = c["max_position_embeddings"]
+        return Graph(str(c["model_type"]), tuple(self.nodes), embedding, head, hidden, reach, facts)
