@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
@@ -32,10 +34,23 @@ class ChatFormat:
     note: str
 
 
+# What only one format writes, looked for in this order: Qwen's XML has `<tool_call>` too.
+_SIGNS = (
+    ("qwen-xml", "<function=", "calls are written as `<function=...>`"),
+    ("functiongemma", "<start_function_call>", "calls are written in FunctionGemma's control tokens"),
+    ("hermes-json", "<tool_call>", "calls are JSON between `<tool_call>` tags"),
+)
+# Variables of the tokenizer that Hugging Face hands to templates, and the configuration's key of each token.
+_TOKENS = {"bos_token": "bos_token_id", "eos_token": "eos_token_id"}
+
+
 def _detect(checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[str, str]:
     """Return the dialect and why."""
     template = checkpoint.template or ""
-    if "tools" in template:
+    for name, sign, why in _SIGNS:
+        if sign in template:
+            return name, f"in the checkpoint's template, {why}"
+    if re.search(r"\btools\b", template):
         raise CheckpointError(
             f"{checkpoint.path}: its chat template writes tools in a format that no dialect here reads",
             hint=f"dialects: {', '.join(module_names('ferrule_runtime.dialects'))}; name one with --dialect",
@@ -45,6 +60,24 @@ def _detect(checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[str, str]:
     raise CheckpointError(
         f"{checkpoint.path}: no tool-call dialect fits its chat template", hint="name one with --dialect"
     )
+
+
+def _with_tokens(template: str, checkpoint: Checkpoint, tokenizer: Tokenizer) -> str:
+    """Set the tokens that a template names, so that the bundle's template needs nothing beside it."""
+    lines = ""
+    for variable, key in _TOKENS.items():
+        if not re.search(rf"\b{variable}\b", template):
+            continue
+        found = checkpoint.config.get(key)
+        found = found[0] if isinstance(found, list) and found else found
+        token = tokenizer.id_to_token(found) if isinstance(found, int) else None
+        if token is None:
+            raise CheckpointError(
+                f"{checkpoint.path}: its chat template writes `{variable}`, which its configuration does not say",
+                hint=f"put `{key}` into its configuration",
+            )
+        lines += f"{{%- set {variable} = {json.dumps(token)} %}}"
+    return lines + template
 
 
 def chat_format(checkpoint: Checkpoint, dialect: str | None = None) -> ChatFormat:
@@ -61,9 +94,10 @@ def chat_format(checkpoint: Checkpoint, dialect: str | None = None) -> ChatForma
     tokenizer = Tokenizer.from_str(checkpoint.tokenizer_json)
     name, note = (dialect, "named by the user") if dialect else _detect(checkpoint, tokenizer)
     rules = load_dialect(name)
-    template = rules.TEMPLATE or checkpoint.template
-    if template is None:
+    own = checkpoint.template
+    if rules.TEMPLATE is None and own is None:
         raise CheckpointError(f"{checkpoint.path}: no chat template", hint=f"dialect `{name}` has none of its own")
+    template = rules.TEMPLATE or _with_tokens(own or "", checkpoint, tokenizer)
     found = {tokenizer.token_to_id(token) for token in rules.STOPS}
     stops = {stop for stop in found if stop is not None} | set(checkpoint.stop_tokens)
     if not stops:

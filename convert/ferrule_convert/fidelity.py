@@ -146,8 +146,8 @@ class _Sums:
 def compare(
     tokens: list[int],
     reference: Array,
+    hidden: Array,
     graph: Graph,
-    hidden_of: Callable[[list[int]], Array],
     logits_of: Callable[[Array], Array],
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Fidelity:
@@ -156,19 +156,18 @@ def compare(
     Args:
       tokens: Of the text.
       reference: The float model's hidden states, [tokens, hidden].
+      hidden: The other model's, [tokens, hidden].
       graph: Without schemes; its head turns the reference into logits.
-      hidden_of: The other model: a window of tokens from an empty state to hidden states.
-      logits_of: Its head.
+      logits_of: The other model's head.
       progress: Told how many positions are done.
     """
     sums = _Sums([], [], [])
     block, done = max(16, _LOGITS // graph.head.shape[0]), 0
     for window in _windows(tokens):
-        hidden = hidden_of(window)
         for start in range(0, len(window), block):
             stop = min(start + block, len(window))
             theirs, weights, their_sum = _shift(head_logits(graph, reference[done + start : done + stop]))
-            ours, _, our_sum = _shift(logits_of(hidden[start:stop]))
+            ours, _, our_sum = _shift(logits_of(hidden[done + start : done + stop]))
             sums.same.append(theirs.argmax(axis=1) == ours.argmax(axis=1))
             best = np.partition(theirs, -2, axis=1)[:, -2:]
             sums.near.append(best[:, 1] - best[:, 0] < NEAR_TIE)

@@ -5,6 +5,7 @@ One node at a time, one weight at a time: memory holds one layer's activations a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
 
@@ -30,7 +31,7 @@ from .graph import (
 )
 from .schemes import dequantise, quantise
 
-__all__ = ["Memory", "embed", "head_logits", "interpret", "rotate", "weight_rows"]
+__all__ = ["Memory", "embed", "head_logits", "interpret", "rotate", "run_nodes", "weight_rows"]
 
 Array = NDArray[np.float32]
 
@@ -73,9 +74,7 @@ def _(node: RMSNorm, values: dict[str, Array], memory: Memory) -> Array:
     return np.asarray(normed, dtype=np.float32).reshape(values[node.x].shape)
 
 
-@_run.register
-def _(node: Linear, values: dict[str, Array], memory: Memory) -> Array:
-    x = values[node.x]
+def _linear(node: Linear, x: Array) -> Array:
     y = np.empty((len(x), node.weight.shape[0]), dtype=np.float32)
     for start, block in node.weight.blocks():
         rows = block if node.weight.scheme is None else weight_rows(node.weight, start, start + len(block))
@@ -198,13 +197,36 @@ def interpret(graph: Graph, tokens: list[int], memory: Memory | None = None) -> 
       Hidden states after the final norm, float32 [tokens, hidden].
     """
     memory = Memory() if memory is None else memory
-    values: dict[str, Array] = {INPUT: embed(graph, tokens)}
-    last_use = {name: index for index, node in enumerate(graph.nodes) for name in node.inputs}
-    for index, node in enumerate(graph.nodes):
-        # exp of a large negative gate overflows to inf, and 1 / inf is the right 0.
-        with np.errstate(over="ignore"):
-            values[node.name] = _run(node, values, memory)
-        for name in [n for n in node.inputs if last_use[n] == index]:
-            values.pop(name, None)
-    memory.position += len(tokens)
-    return values[graph.nodes[-1].name]
+    return run_nodes(graph.nodes, INPUT, [embed(graph, tokens)], [memory])[0]
+
+
+def run_nodes(nodes: Sequence[Node], start: str, rows: Sequence[Array], memories: Sequence[Memory]) -> list[Array]:
+    """Run consecutive nodes over several conversations at once; each weight is read once for all.
+
+    Args:
+      nodes: In order; the last one's value is the result.
+      start: The value that the rows are.
+      rows: By conversation, [tokens, features].
+      memories: By conversation; changed in place.
+
+    Returns:
+      By conversation, [tokens, features].
+    """
+    values: list[dict[str, Array]] = [{start: one} for one in rows]
+    last_use = {name: index for index, node in enumerate(nodes) for name in node.inputs}
+    ends = np.cumsum([len(one) for one in rows])[:-1]
+    for index, node in enumerate(nodes):
+        if isinstance(node, Linear):
+            together = _linear(node, np.concatenate([known[node.x] for known in values]))
+            results = np.split(together, ends)
+        else:
+            # exp of a large negative gate overflows to inf, and 1 / inf is the right 0.
+            with np.errstate(over="ignore"):
+                results = [_run(node, known, memory) for known, memory in zip(values, memories, strict=True)]
+        for known, result in zip(values, results, strict=True):
+            known[node.name] = result
+            for name in [n for n in node.inputs if last_use[n] == index]:
+                known.pop(name, None)
+    for one, memory in zip(rows, memories, strict=True):
+        memory.position += len(one)
+    return [known[nodes[-1].name] for known in values]

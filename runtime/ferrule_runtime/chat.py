@@ -18,15 +18,28 @@ def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
+class _Missing(jinja2.Undefined):
+    """A value that is not there: a template may ask for it, as Hugging Face templates do, but not print it."""
+
+    def __str__(self) -> str:
+        self._fail_with_undefined_error()
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     # Not jinja's own `tojson`, which escapes <, > and & for HTML: models were trained on plain JSON.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def render(
     template: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, reply: bool = True
 ) -> str:
-    """Render a conversation as the model was trained to read it.
+    """Render a conversation as the model was trained to read it, thinking switched off where the template can.
 
     Args:
       template: The bundle's jinja template; it cannot reach anything but its arguments.
@@ -37,14 +50,18 @@ def render(
     Raises:
       BundleError: The template is malformed, refuses the conversation, or drops the tools.
     """
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, undefined=_Missing, extensions=["jinja2.ext.loopcontrols"]
+    )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     try:
         # A template may ask whether these are defined, so absent ones are left undefined.
         values = {"tools": list(tools)} if tools else {"tools": None}
-        text = environment.from_string(template).render(messages=list(messages), add_generation_prompt=reply, **values)
-    except (jinja2.TemplateError, TypeError, ValueError) as error:
+        text = environment.from_string(template).render(
+            messages=list(messages), add_generation_prompt=reply, enable_thinking=False, **values
+        )
+    except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise BundleError(
             f"the chat template fails: {error}", hint="`ferrule check` shows with what conversation"
         ) from None

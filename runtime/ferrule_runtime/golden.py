@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 
 from .bundle import Bundle
-from .chat import render
 from .constrain import Constraint, Vocabulary
 from .decode import generate
-from .dialects import Dialect, load_dialect
 from .engines import Engine, load
 from .errors import BundleError
 from .messages import Call, Message
-from .tokenizer import Tokenizer
+from .round_trip import check_round_trip
+from .talk import Talk
 from .tools import Tool
 
 __all__ = [
@@ -62,50 +61,31 @@ _REQUESTS = (
     ("", "Switch the light in the kitchen off."),
     ("You are the assistant of this device.", "Is there water in the cellar?"),
 )
-# Calls that must survive being written in the dialect and read back.
-_ROUND_TRIP = (
-    Call("set_alarm", {"hour": 7, "label": "early train"}),
-    Call("set_light", {"room": "kitchen", "on": False}),
-    Call(
-        "write_note",
-        {"title": 'quotes " and \\ and\nlines', "tags": ["a", "ß", "日本"], "place": {"x": 1.5, "y": None}},
-    ),
-)
+# What answers the first request, in every dialect: what is timed must be the same work.
+_ANSWER = Call("set_alarm", {"hour": 7, "label": "early train"})
 
 
-def _round_trip(dialect: Dialect) -> None:
-    """Write calls as the dialect does and read them back."""
-    for count in (1, len(_ROUND_TRIP)):
-        calls = _ROUND_TRIP[:count]
-        written = dialect.turns([Message("assistant", "", calls=calls)])[0]["content"]
-        text, read = dialect.parse(written)
-        if text or [call.canonical() for call in read] != [call.canonical() for call in calls]:
-            raise BundleError(f"{count} calls do not survive being written and read back: {written!r} gave {read!r}")
+def _conversation(index: int) -> list[Message]:
+    system, request = _REQUESTS[index]
+    return [*([Message("system", system)] if system else []), Message("user", request)]
 
 
 def golden_prompts(bundle: Bundle) -> list[list[int]]:
     """Render the golden conversations with their tools, as token ids.
 
     Raises:
-      BundleError: The template fails or drops the tools, or calls do not survive the dialect.
+      BundleError: The template fails or drops tools or results, or calls do not survive the dialect.
     """
-    dialect = load_dialect(bundle.manifest.dialect)
-    _round_trip(dialect)
-    template = bundle.file("template.jinja").read_text(encoding="utf-8")
-    tokenizer = Tokenizer(bundle.file("tokenizer.json"))
-    schemas = [tool.schema() for tool in _TOOLS]
-    prompts = []
-    for system, request in _REQUESTS:
-        messages = [Message("system", system)] if system else []
-        messages.append(Message("user", request))
-        prompts.append(tokenizer.encode(render(template, dialect.turns(messages), schemas)))
+    talk = Talk.of(bundle)
+    prompts = [talk.prompt(_conversation(index), _TOOLS) for index in range(len(_REQUESTS))]
+    check_round_trip(talk)
     return prompts
 
 
 def whole_request(bundle: Bundle) -> tuple[list[int], list[int]]:
     """Return the first golden prompt, and a call that answers it, as token ids: for timing."""
-    written = load_dialect(bundle.manifest.dialect).turns([Message("assistant", "", calls=_ROUND_TRIP[:1])])
-    return golden_prompts(bundle)[0], Tokenizer(bundle.file("tokenizer.json")).encode(written[0]["content"])
+    talk, messages = Talk.of(bundle), _conversation(0)
+    return talk.prompt(messages, _TOOLS), talk.answer(messages, (_ANSWER,), _TOOLS)
 
 
 class Player:
@@ -121,9 +101,9 @@ class Player:
         manifest = bundle.manifest
         self.stops = frozenset(manifest.stop_tokens)
         self.engine = engine or load(bundle, threads=0, context=min(_CONTEXT, manifest.context), chunk=64)
-        tokenizer = Tokenizer(bundle.file("tokenizer.json"))
-        self.vocabulary = Vocabulary(tokenizer, manifest.tables["head"].rows, min(self.stops))
-        grammar = load_dialect(manifest.dialect).grammar(_TOOLS, "call")
+        talk = Talk.of(bundle)
+        self.vocabulary = Vocabulary(talk.tokenizer, manifest.tables["head"].rows, min(self.stops))
+        grammar = talk.grammar(_TOOLS, "call")
         if grammar is None:
             raise BundleError(f"dialect `{manifest.dialect}` cannot be made to call a tool")
         self.grammar = grammar

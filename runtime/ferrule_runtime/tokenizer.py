@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer as _Tokenizer
@@ -13,7 +13,12 @@ __all__ = ["Tokenizer"]
 
 
 class Tokenizer:
-    """The tokenizer of one bundle."""
+    """The tokenizer of one bundle.
+
+    Attributes:
+      json: As the file has it.
+      controls: Added tokens that a constraint must write as control tokens, not spell.
+    """
 
     def __init__(self, path: Path) -> None:
         self.json = path.read_text(encoding="utf-8")
@@ -21,6 +26,15 @@ class Tokenizer:
             self._inner = _Tokenizer.from_str(self.json)
         except Exception as error:  # the library raises bare Exceptions
             raise BundleError(f"{path}: not a tokenizer: {error}", hint="convert the checkpoint again") from None
+        added = self._inner.get_added_tokens_decoder()
+        self._special = {int(index): str(entry.content) for index, entry in added.items() if entry.special}
+        # llguidance's own rule (toktrie_hf_tokenizers): an added token in angle brackets is a control token, flagged or
+        # not, and Qwen's `<tool_call>` is not.
+        self.controls = frozenset(
+            str(entry.content)
+            for entry in added.values()
+            if entry.special or (entry.content.startswith("<") and entry.content.endswith(">"))
+        )
         self._inner.no_padding()
         self._inner.no_truncation()
 
@@ -33,9 +47,10 @@ class Tokenizer:
         """Return ids; control tokens written out in the text become themselves, none is added."""
         return list(self._inner.encode(text, add_special_tokens=False).ids)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, control tokens left out."""
-        return str(self._inner.decode(list(ids), skip_special_tokens=True))
+    def decode(self, ids: Sequence[int], keep: Collection[str] = ()) -> str:
+        """Return the text of ids, control tokens left out except those to keep."""
+        kept = [index for index in ids if index not in self._special or self._special[index] in keep]
+        return str(self._inner.decode(kept, skip_special_tokens=False))
 
     def id_of(self, token: str) -> int | None:
         """Return the id of one token, or None where the vocabulary lacks it."""

@@ -7,17 +7,18 @@ write it; a result goes back as a user turn between `<tool_response>` tags.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import ModelError
+from ..calls import THINK, json_call_grammar, scan_json
 from ..messages import Call, Message, Want
 from ..tools import Tool
 
-__all__ = ["STOPS", "TEMPLATE", "grammar", "parse", "turns"]
+__all__ = ["CONTROLS", "STOPS", "TEMPLATE", "THINK", "grammar", "parse", "turns"]
 
 STOPS = ("<|im_end|>", "<|endoftext|>")
+_TAGS = ("<tool_call>", "</tool_call>")
+CONTROLS = (*_TAGS, *THINK)
 
 TEMPLATE = """\
 {%- set system = messages[0].content if messages[0].role == 'system' else 'You are a helpful assistant.' %}
@@ -42,8 +43,6 @@ TEMPLATE = """\
 {%- endif %}
 """
 
-_TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
-
 
 def _write(call: Call) -> str:
     body = json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
@@ -60,43 +59,19 @@ def turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return result
 
 
-def grammar(tools: Sequence[Tool], want: Want) -> str | None:
-    """Return a grammar of exactly one call of one of the tools for `call`; anything may be said otherwise."""
-    if want != "call":
-        return None
-    choices = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": tool.name}, "arguments": dict(tool.parameters)},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
-    # Fixed separators, those of json.dumps: the model has seen no others, and each place is then forced.
-    layout = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    schema = json.dumps({"x-guidance": layout, "anyOf": choices}, ensure_ascii=False)
-    return f'start: "<tool_call>\\n" call "\\n</tool_call>"\ncall: %json {schema}\n'
-
-
-def _read(body: str) -> Call:
-    try:
-        value, _ = json.JSONDecoder().raw_decode(body)
-    except ValueError as error:
-        raise ModelError(f"a tool call is not JSON: {error}: {body[:80]!r}") from None
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise ModelError(f"a tool call has no name: {body[:80]!r}")
-    arguments = value.get("arguments", {})
-    if not isinstance(arguments, dict):
-        raise ModelError(f"the arguments of `{value['name']}` are not an object: {body[:80]!r}")
-    return Call(value["name"], arguments)
-
-
-def parse(text: str) -> tuple[str, tuple[Call, ...]]:
-    """Read the calls between tags; the rest is text. An end tag may be missing at the very end.
+def grammar(tools: Sequence[Tool], want: Want, controls: frozenset[str]) -> str | None:
+    """Return a grammar of exactly one call of one of the tools for `call`; anything may be said otherwise.
 
     Raises:
-      ModelError: What stands between tags is no call.
+      ConstraintError: There are no tools.
     """
-    calls = tuple(_read(match[1]) for match in _TAGGED.finditer(text))
-    return _TAGGED.sub("", text).strip(), calls
+    return json_call_grammar(tools, _TAGS, controls) if want == "call" else None
+
+
+def parse(text: str, tools: Sequence[Tool]) -> tuple[str, tuple[Call, ...]]:
+    """Read the calls between tags, in code fences and bare; the rest is text. JSON has types, so tools are not needed.
+
+    Raises:
+      ModelError: A call is malformed.
+    """
+    return scan_json(text, _TAGS)

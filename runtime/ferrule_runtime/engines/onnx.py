@@ -15,7 +15,7 @@ from ..errors import BundleError, ContextError, EngineError
 from ..head import TableReader
 from . import Snapshot
 
-__all__ = ["OnnxEngine", "load"]
+__all__ = ["Head", "Layers", "OnnxEngine", "load"]
 
 _MODEL, _HEAD = "model.onnx", "head.onnx"
 
@@ -38,12 +38,122 @@ def _session(path: Path, threads: int) -> Any:
         ) from None
 
 
-class OnnxEngine:
-    """A bundle's graph in onnxruntime, with the state of one conversation.
+class Layers:
+    """A graph of layers in onnxruntime, with the states of one conversation: rows in, rows out.
 
-    Keys and values lie in buffers of the whole context, written in place by the kernel. They are touched when the
-    engine is made, so that memory which is not there is missed at load and not in the middle of an answer.
+    Keys and values lie in buffers of the whole context, written in place by the kernel. States are touched when they
+    are made, so that memory which is not there is missed at load and not in the middle of an answer.
     """
+
+    def __init__(self, path: Path, *, threads: int, context: int) -> None:
+        """Load a graph.
+
+        Args:
+          path: An ONNX file with one input of rows, its states, and one output of rows.
+          threads: Of the kernels.
+          context: Tokens to hold.
+
+        Raises:
+          EngineError: onnxruntime is missing, or cannot load the graph.
+        """
+        self.position = 0
+        self._session = _session(path, threads)
+        self._input = next(entry.name for entry in self._session.get_inputs())
+        self._output = next(entry.name for entry in self._session.get_outputs())
+        self._features = self._session.get_outputs()[0].shape[-1]
+        self.cache: dict[str, NDArray[np.float32]] = {}
+        self._recurrent: tuple[dict[str, NDArray[np.float32]], ...] = ({}, {})
+        self._turn = 0
+        self._bindings = [self._session.io_binding() for _ in range(2)]
+        for entry in self._session.get_inputs():
+            if entry.name.startswith("past."):
+                self._bind_state(entry.name, entry.shape, context)
+        self._lengths = np.zeros(1, dtype=np.int32)
+        self._total = np.zeros((), dtype=np.int32)
+        if self.cache:
+            for binding in self._bindings:
+                binding.bind_cpu_input("seqlens_k", self._lengths)
+                binding.bind_cpu_input("total_sequence_length", self._total)
+
+    def _bind_state(self, name: str, shape: Sequence[int | str], context: int) -> None:
+        import onnxruntime
+
+        sizes = [context if size == "context" else int(size) for size in shape]
+        if "context" in shape:
+            self.cache[name] = _touched(sizes)
+            pairs = [(self.cache[name], self.cache[name])] * 2
+        else:
+            # A step reads one copy and writes the other; the two take turns, so nothing is copied.
+            one, two = (half.setdefault(name, _touched(sizes)) for half in self._recurrent)
+            pairs = [(one, two), (two, one)]
+        for binding, arrays in zip(self._bindings, pairs, strict=True):
+            # On the CPU an OrtValue over a contiguous array is that array's own memory.
+            source, result = (onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in arrays)
+            binding.bind_ortvalue_input(name, source)
+            binding.bind_ortvalue_output(name.replace("past.", "present.", 1), result)
+
+    @property
+    def recurrent(self) -> dict[str, NDArray[np.float32]]:
+        """The recurrent states that the next step reads."""
+        return self._recurrent[self._turn]
+
+    @property
+    def stateful(self) -> bool:
+        """Whether the graph remembers anything."""
+        return bool(self.cache or self._recurrent[0])
+
+    def run(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Run rows [tokens, features] behind those already run; return rows [tokens, features].
+
+        Raises:
+          EngineError: The graph could not be executed, or its last row is not finite.
+        """
+        count = len(rows)
+        given = np.ascontiguousarray(rows, dtype=np.float32)[None]
+        result: NDArray[np.float32] = np.empty((1, count, self._features), dtype=np.float32)
+        total = self.position + count
+        self._lengths[0], self._total[()] = total - 1, total
+        binding = self._bindings[self._turn]
+        binding.bind_cpu_input(self._input, given)
+        binding.bind_output(self._output, "cpu", 0, np.float32, list(result.shape), result.ctypes.data)
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:  # see _session
+            raise EngineError(f"onnxruntime failed at position {self.position}: {str(error).splitlines()[0]}") from None
+        if not np.isfinite(result[0, -1]).all():
+            raise EngineError(
+                f"hidden state at position {total - 1} is not finite", hint="`ferrule check` the bundle on this machine"
+            )
+        self.position = total
+        self._turn = 1 - self._turn
+        return result.reshape(count, -1)
+
+    def reset(self) -> None:
+        """Forget everything; old keys and values lie beyond the position and are never read."""
+        self.position = 0
+        for state in self.recurrent.values():
+            state.fill(0)
+
+
+class Head:
+    """A whole-vocabulary head in onnxruntime."""
+
+    def __init__(self, path: Path, *, threads: int) -> None:
+        """Load a head.
+
+        Raises:
+          EngineError: onnxruntime is missing, or cannot load it.
+        """
+        self._session = _session(path, threads)
+
+    def logits(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Turn hidden states [n, hidden] into logits [n, vocabulary]."""
+        result: NDArray[np.float32] = self._session.run(None, {"hidden": np.ascontiguousarray(hidden)})[0]
+        return result
+
+
+class OnnxEngine:
+    """A bundle's graph in onnxruntime, with the state of one conversation."""
 
     def __init__(self, bundle: Bundle, *, threads: int, context: int, chunk: int) -> None:
         if not 1 <= context <= bundle.manifest.context:
@@ -51,56 +161,19 @@ class OnnxEngine:
                 f"a context of {context} tokens was asked for, the bundle's tables reach {bundle.manifest.context}",
                 hint=f"--context {bundle.manifest.context} or less",
             )
-        self._bundle = bundle
         self._context = context
         self._chunk = min(chunk, context)
-        self._position = 0
         self._embedding = TableReader(bundle, bundle.manifest.tables["embedding"])
         # The head first: while it is packed its table is mapped twice, and nothing else is loaded yet.
-        self._head = _session(bundle.file(_HEAD), threads)
-        self._session = _session(bundle.file(_MODEL), threads)
-        self._make_state()
-
-    def _make_state(self) -> None:
-        import onnxruntime
-
-        inputs = {entry.name: entry.shape for entry in self._session.get_inputs()}
-        self._cache: dict[str, NDArray[np.float32]] = {}
-        self._recurrent: tuple[dict[str, NDArray[np.float32]], ...] = ({}, {})
-        self._turn = 0
-        self._bindings = [self._session.io_binding() for _ in range(2)]
-
-        def bind(source: NDArray[np.float32], result: NDArray[np.float32], name: str, turn: int) -> None:
-            # On the CPU an OrtValue over a contiguous array is that array's own memory.
-            values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in (source, result)]
-            self._bindings[turn].bind_ortvalue_input(name, values[0])
-            self._bindings[turn].bind_ortvalue_output(name.replace("past.", "present.", 1), values[1])
-
-        for name, shape in inputs.items():
-            if not name.startswith("past."):
-                continue
-            if "context" in shape:
-                cache = self._cache[name] = _touched([self._context if size == "context" else size for size in shape])
-                for turn in range(2):
-                    bind(cache, cache, name, turn)
-            else:
-                # A step reads one copy and writes the other; the two take turns, so nothing is copied.
-                for half in self._recurrent:
-                    half[name] = _touched(shape)
-                for turn in range(2):
-                    bind(self._recurrent[turn][name], self._recurrent[1 - turn][name], name, turn)
-        if not self._cache and not self._recurrent[0]:
-            raise BundleError(f"{self._bundle.path}: its graph keeps no state", hint="convert the checkpoint again")
-        self._lengths = np.zeros(1, dtype=np.int32)
-        self._total = np.zeros((), dtype=np.int32)
-        for binding in self._bindings:
-            binding.bind_cpu_input("seqlens_k", self._lengths)
-            binding.bind_cpu_input("total_sequence_length", self._total)
+        self._head = Head(bundle.file(_HEAD), threads=threads)
+        self._layers = Layers(bundle.file(_MODEL), threads=threads, context=context)
+        if not self._layers.stateful:
+            raise BundleError(f"{bundle.path}: its graph keeps no state", hint="convert the checkpoint again")
 
     @property
     def position(self) -> int:
         """Tokens fed since the last reset."""
-        return self._position
+        return self._layers.position
 
     @property
     def context(self) -> int:
@@ -116,68 +189,44 @@ class OnnxEngine:
         """Run tokens through the graph behind those already fed; see `engines.Engine`."""
         if not tokens:
             raise EngineError("no tokens to feed")
-        if self._position + len(tokens) > self._context:
+        if self.position + len(tokens) > self._context:
             raise ContextError(
-                f"{len(tokens)} tokens behind {self._position} do not fit a context of {self._context}",
+                f"{len(tokens)} tokens behind {self.position} do not fit a context of {self._context}",
                 hint="a larger --context, a shorter request, or fewer tools",
             )
         kept = []
         for start in range(0, len(tokens), self._chunk):
-            hidden = self._run(tokens[start : start + self._chunk])
+            hidden = self._layers.run(self._embedding.rows(tokens[start : start + self._chunk]))
             kept.append(hidden if every else hidden[-1:])
         result: NDArray[np.float32] = np.concatenate(kept) if every else kept[-1]
         return result
 
-    def _run(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        rows = self._embedding.rows(tokens)[None]
-        hidden: NDArray[np.float32] = np.empty(rows.shape, dtype=np.float32)
-        total = self._position + len(tokens)
-        self._lengths[0], self._total[()] = total - 1, total
-        binding = self._bindings[self._turn]
-        binding.bind_cpu_input("embeddings", rows)
-        binding.bind_output("hidden", "cpu", 0, np.float32, list(hidden.shape), hidden.ctypes.data)
-        try:
-            self._session.run_with_iobinding(binding)
-        except Exception as error:  # see _session
-            raise EngineError(
-                f"onnxruntime failed at position {self._position}: {str(error).splitlines()[0]}"
-            ) from None
-        if not np.isfinite(hidden[0, -1]).all():
-            raise EngineError(
-                f"hidden state at position {total - 1} is not finite", hint="`ferrule check` the bundle on this machine"
-            )
-        self._position = total
-        self._turn = 1 - self._turn
-        return hidden.reshape(len(tokens), -1)
-
     def logits(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
         """Turn hidden states into logits over the whole vocabulary; see `engines.Engine`."""
-        result: NDArray[np.float32] = self._head.run(None, {"hidden": np.ascontiguousarray(hidden)})[0]
-        return result
+        return self._head.logits(hidden)
 
     def snapshot(self) -> Snapshot:
         """Copy the keys and values of the positions fed so far, and the recurrent states."""
-        arrays = {name: cache[:, :, : self._position].copy() for name, cache in self._cache.items()}
-        arrays |= {name: state.copy() for name, state in self._recurrent[self._turn].items()}
-        return Snapshot(self._position, arrays)
+        layers = self._layers
+        arrays = {name: cache[:, :, : layers.position].copy() for name, cache in layers.cache.items()}
+        arrays |= {name: state.copy() for name, state in layers.recurrent.items()}
+        return Snapshot(layers.position, arrays)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Return to a state that was copied before, bit for bit."""
-        known = self._cache.keys() | self._recurrent[0].keys()
-        if snapshot.position > self._context or snapshot.arrays.keys() != known:
+        layers = self._layers
+        if snapshot.position > self._context or snapshot.arrays.keys() != layers.cache.keys() | layers.recurrent.keys():
             raise EngineError(f"a snapshot of {snapshot.position} tokens is not of this engine")
         for name, array in snapshot.arrays.items():
-            if name in self._cache:
-                self._cache[name][:, :, : snapshot.position] = array
+            if name in layers.cache:
+                layers.cache[name][:, :, : snapshot.position] = array
             else:
-                self._recurrent[self._turn][name][...] = array
-        self._position = snapshot.position
+                layers.recurrent[name][...] = array
+        layers.position = snapshot.position
 
     def reset(self) -> None:
-        """Forget everything; old keys and values lie beyond the position and are never read."""
-        self._position = 0
-        for state in self._recurrent[self._turn].values():
-            state.fill(0)
+        """Forget everything."""
+        self._layers.reset()
 
 
 def _touched(shape: Sequence[int]) -> NDArray[np.float32]:

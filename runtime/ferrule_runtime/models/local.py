@@ -8,14 +8,12 @@ from pathlib import Path
 
 from ..budget import MemoryPlan, baseline, plan_within
 from ..bundle import Bundle, open_bundle
-from ..chat import render
 from ..constrain import Constraint, Vocabulary
 from ..decode import generate
-from ..dialects import load_dialect
 from ..engines import load as load_engine
 from ..errors import ContextError, ModelError
 from ..messages import Message, Reply, Usage, Want
-from ..tokenizer import Tokenizer
+from ..talk import Talk
 from ..tools import Tool
 
 __all__ = ["LocalModel", "load"]
@@ -29,17 +27,14 @@ class LocalModel:
 
     def __init__(self, bundle: Bundle, plan: MemoryPlan, threads: int = 0) -> None:
         manifest = bundle.manifest
-        self._dialect = load_dialect(manifest.dialect)
-        self._template = bundle.file("template.jinja").read_text(encoding="utf-8")
-        self._stops = frozenset(manifest.stop_tokens)
+        self._talk = Talk.of(bundle)
         self._engine = load_engine(bundle, threads=threads, context=plan.context, chunk=plan.chunk)
-        self._tokenizer = Tokenizer(bundle.file("tokenizer.json"))
-        self._vocabulary = Vocabulary(self._tokenizer, manifest.tables["head"].rows, min(self._stops))
+        rows = manifest.tables["head"].rows
+        self._vocabulary = Vocabulary(self._talk.tokenizer, rows, min(self._talk.stops))
         self.label = f"{manifest.name} ({manifest.engine})"
 
     def _prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        text = render(self._template, self._dialect.turns(messages), [tool.schema() for tool in tools])
-        tokens = self._tokenizer.encode(text)
+        tokens = self._talk.prompt(messages, tools)
         if len(tokens) >= self._engine.context:
             raise ContextError(
                 f"the prompt has {len(tokens)} tokens ({len(tools)} tools), the context holds {self._engine.context}",
@@ -51,14 +46,17 @@ class LocalModel:
         """Say what comes next; see `models.Model`."""
         started = time.perf_counter()
         prompt = self._prompt(messages, tools)
-        grammar = self._dialect.grammar(tools, want) if tools else None
+        grammar = self._talk.grammar(tools, want) if tools else None
         constraint = Constraint(self._vocabulary, grammar) if grammar else None
         self._engine.reset()
-        generated = generate(self._engine, prompt, stops=self._stops, limit=REPLY_LIMIT, constraint=constraint)
-        raw = self._tokenizer.decode(generated.tokens)
+        generated = generate(self._engine, prompt, stops=self._talk.stops, limit=REPLY_LIMIT, constraint=constraint)
+        raw = self._talk.written(generated.tokens)
         if not generated.complete and constraint is not None:
             raise ModelError(f"the call was cut off at {len(generated.tokens)} tokens: {raw[-60:]!r}")
-        text, calls = self._dialect.parse(raw) if want != "text" else (raw.strip(), ())
+        text, calls = self._talk.read(raw, tools, want)
+        if calls and not generated.complete:
+            # An argument that was left out, or another call, may have been to come.
+            raise ModelError(f"the call was cut off at {len(generated.tokens)} tokens: {raw[-60:]!r}")
         seconds = time.perf_counter() - started
         usage = Usage(len(prompt), len(generated.tokens), seconds, generated.first_token_s)
         return Reply(text, calls, raw, usage)

@@ -1,0 +1,42 @@
+"""One block of layers in onnxruntime, over a file of rows; run as a process of its own by `blocks.stream`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ferrule_runtime.commandline import note
+from ferrule_runtime.engines.onnx import Layers
+from ferrule_runtime.errors import FerruleError
+
+__all__ = ["main"]
+
+_CHUNK = 128
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `MODEL IN.npy OUT.npy WINDOW THREADS`."""
+    model, given, taken = map(Path, arguments[:3])
+    window, threads = map(int, arguments[3:5])
+    rows = np.load(given)
+    out = np.empty_like(rows)
+    try:
+        layers = Layers(model, threads=threads or len(os.sched_getaffinity(0)), context=min(window, len(rows)))
+        for start in range(0, len(rows), window):
+            layers.reset()
+            for at in range(start, min(start + window, len(rows)), _CHUNK):
+                stop = min(at + _CHUNK, start + window, len(rows))
+                out[at:stop] = layers.run(rows[at:stop])
+    except FerruleError as error:
+        note(f"error: {error}")
+        return error.exit_code
+    np.save(taken, out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
