@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from .errors import UsageError
@@ -14,6 +15,8 @@ from .errors import UsageError
 __all__ = ["SCHEMA_VERSION", "Command", "add_json", "byte_size", "emit", "human", "note", "positive", "say"]
 
 SCHEMA_VERSION = 1
+# More than any address space holds.
+_MOST = 1 << 63
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -65,14 +68,15 @@ def byte_size(text: str) -> int:
     digits = stripped.rstrip("bBiIkKmMgG")
     unit = stripped[len(digits) :].upper()
     try:
-        value = float(digits)
-    except ValueError:
+        # Exact, unlike a float: 9,007,199,255 GB is a whole number of bytes too.
+        value = Decimal(digits)
+    except InvalidOperation:
         raise UsageError(
             f"`{text}` is not an amount of memory", hint="write a number and a unit: 700MiB, 1GiB"
         ) from None
     if unit not in _UNITS or unit == "":
         raise UsageError(f"`{text}` has no unit that is known", hint="write a number and a unit: 700MiB, 1GiB, 512MB")
-    if not 0 < value < float("inf"):
+    if not (value.is_finite() and 0 < value * _UNITS[unit] < _MOST):
         raise UsageError(f"`{text}` is not a positive amount of memory", hint="write a number and a unit: 700MiB, 1GiB")
     return int(value * _UNITS[unit])
 
