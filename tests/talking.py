@@ -182,7 +182,10 @@ def accepted(talk: Talk, tools: Sequence[Tool], text: str) -> bool:
 
 
 _NAMES = st.from_regex(r"[a-z][a-z_]{0,6}", fullmatch=True)
-_LETTERS = st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from('<>{}[]":,=/\\\n\t '))
+# The constraint of a JSON string leaves DEL out, although JSON has it.
+_LETTERS = st.one_of(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\x7f"), st.sampled_from('<>{}[]":,=/\\\n\t ')
+)
 TEXTS = st.text(_LETTERS, max_size=12).filter(lambda text: "</parameter>" not in text and "<escape>" not in text)
 _ENUMS = st.lists(st.from_regex(r"[a-z]{1,5}", fullmatch=True), min_size=1, max_size=3, unique=True)
 _SCALARS = st.one_of(
@@ -215,11 +218,13 @@ def values(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
     if kind == "array":
         return st.lists(values(schema["items"]), max_size=3)
     if kind == "object":
-        return st.fixed_dictionaries({name: values(inner) for name, inner in schema["properties"].items()})
+        members = {name: values(inner) for name, inner in schema["properties"].items()}
+        # In the schema's order, as a constraint wants JSON; the strategy draws them in any.
+        return st.fixed_dictionaries(members).map(lambda drawn: {name: drawn[name] for name in members})
     simple = {
         "string": TEXTS,
         "integer": st.integers(-(10**12), 10**12),
-        "number": st.floats(allow_nan=False, allow_infinity=False),
+        "number": st.floats(-1e300, 1e300),
         "boolean": st.booleans(),
     }
     return simple[kind]

@@ -6,16 +6,24 @@ keys, so that a model family is described once.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ferrule_runtime.bundle import file_sha256
 from ferrule_runtime.errors import CheckpointError
 
 from .graph import Weight
 
-__all__ = ["Checkpoint", "open_checkpoint"]
+__all__ = ["Checkpoint", "finite", "open_checkpoint"]
+
+# What makes a published folder what it is: weights, configuration, tokenizer, template.
+_HASHED = (".safetensors", ".json", ".jinja")
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,7 @@ class Checkpoint:
       stop_tokens: Ids that end a reply, from wherever the checkpoint says so.
       licence: SPDX-like name, or None where it does not say.
       stored: How the weights are stored, such as `GGUF Q4_1`.
+      notes: What people should know: parts left out, contradictions and how they were settled.
     """
 
     name: str
@@ -43,6 +52,15 @@ class Checkpoint:
     stop_tokens: tuple[int, ...]
     licence: str | None
     stored: str
+    notes: tuple[str, ...] = ()
+
+    def sha256(self) -> str:
+        """Return the identity of what was published: the file's own hash, or one over the folder's files."""
+        if self.path.is_file():
+            return file_sha256(self.path)
+        files = sorted(path for path in self.path.iterdir() if path.suffix in _HASHED)
+        lines = [f"{path.name} {file_sha256(path)}" for path in files]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Weight:
         """Return one tensor, which must have the shape that the configuration implies.
@@ -67,19 +85,33 @@ def _by(shape: tuple[int, ...]) -> str:
     return "×".join(map(str, shape))
 
 
+def finite(values: NDArray[np.float32], name: str, start: int, path: Path) -> NDArray[np.float32]:
+    """Return rows that were read, if all of them are finite.
+
+    Raises:
+      CheckpointError: Some are not; says how many, and in which rows.
+    """
+    if bad := int((~np.isfinite(values)).sum()):
+        raise CheckpointError(
+            f"{path}: `{name}` holds {bad} values that are not finite in rows {start} to {start + len(values) - 1}",
+            hint="the weights are damaged; fetch the file again",
+        )
+    return values
+
+
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a checkpoint by reading its headers.
 
     Args:
-      path: A GGUF file.
+      path: A GGUF file, or a Hugging Face folder.
 
     Raises:
       CheckpointError: It is not there, not understood, truncated, or lacks a part.
     """
     if not path.exists():
         raise CheckpointError(f"{path}: no such checkpoint", hint="`ferrule fetch NAME` brings a catalogued one")
-    if path.is_dir():
-        raise CheckpointError(f"{path}: is a folder", hint="give the GGUF file itself")
-    from . import gguf_file
+    from . import gguf_file, hf_folder
 
+    if path.is_dir():
+        return hf_folder.read(path)
     return gguf_file.read(path)

@@ -22,7 +22,7 @@ def _fetch(options: argparse.Namespace) -> int:
 
 
 def _convert_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a GGUF file, or a catalogued name that was fetched")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="GGUF file, Hugging Face folder, or catalogued name")
     parser.add_argument("--target", required=True, metavar="T", help="the kind of board; a name or a TOML file")
     parser.add_argument("--recipe", default="w8", metavar="R", help="how to quantise; a name or a TOML file (w8)")
     parser.add_argument("-o", "--out", required=True, metavar="OUT", help="the bundle's folder; must not exist")

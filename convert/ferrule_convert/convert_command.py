@@ -51,6 +51,8 @@ def convert_command(options: argparse.Namespace) -> int:
     def progress(text: str) -> None:
         note(f"{time.monotonic() - started:6.1f} s  {text}")
 
+    for one in checkpoint.notes:
+        note(f"note: {one}")
     bundle = convert(checkpoint, target, recipe, Path(options.out), chosen, progress)
     manifest = bundle.manifest
     if options.json:

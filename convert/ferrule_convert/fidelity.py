@@ -15,8 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from ferrule_runtime.bundle import file_sha256
-
 from .checkpoint import Checkpoint
 from .graph import Graph
 from .interpret import head_logits, interpret
@@ -108,7 +106,7 @@ def reference_hidden(checkpoint: Checkpoint, graph: Graph, tokens: list[int]) ->
       graph: Without schemes.
       tokens: Of the text.
     """
-    key = hashlib.sha256(f"{_VERSION} {file_sha256(checkpoint.path)} {_digest(tokens)}".encode()).hexdigest()
+    key = hashlib.sha256(f"{_VERSION} {checkpoint.sha256()} {_digest(tokens)}".encode()).hexdigest()
     path = cache_folder() / "reference" / f"{key}.npy"
     try:
         known: Array = np.load(path)

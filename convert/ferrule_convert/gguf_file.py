@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ferrule_runtime.errors import CheckpointError
 from ferrule_runtime.registry import load_module, module_names
 
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, finite
 from .gguf_names import GgufNames
 from .gguf_tokenizer import tokenizer_json
 from .graph import Weight
@@ -81,13 +81,7 @@ def _weight(name: str, tensor: Any, order: NDArray[np.int64] | None, path: Path)
         block = stored[start:stop] if order is None else stored[order[start:stop]]
         # A copy, so that no view keeps pages of the file alive.
         values = np.array(dequantize(np.ascontiguousarray(block), kind), dtype=np.float32)
-        if not np.isfinite(values).all():
-            bad = int((~np.isfinite(values)).sum())
-            raise CheckpointError(
-                f"{path}: `{name}` holds {bad} values that are not finite in rows {start} to {stop - 1}",
-                hint="the weights are damaged; fetch the file again",
-            )
-        return values
+        return finite(values, name, start, path)
 
     return Weight(name, shape, rows, kind.name)
 

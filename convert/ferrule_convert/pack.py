@@ -171,7 +171,7 @@ def convert(
             checkpoint={
                 "name": checkpoint.name,
                 "file": checkpoint.path.name,
-                "sha256": file_sha256(checkpoint.path),
+                "sha256": checkpoint.sha256(),
                 "stored": checkpoint.stored,
                 "licence": checkpoint.licence,
                 "parameters": plain.parameters,
@@ -188,7 +188,7 @@ def convert(
             tables=exported.tables,
             memory=memory_facts(form, graph, context, len(checkpoint.tokenizer_json.encode())),
             fidelity={"skipped": "--no-fidelity"},
-            made=_made() | {"dialect": chat.note},
+            made=_made() | {"dialect": chat.note, "notes": list(checkpoint.notes)},
             files={},
         )
         names = [*exported.files, "tokenizer.json", "template.jinja"]

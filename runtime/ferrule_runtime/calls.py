@@ -13,6 +13,7 @@ from .messages import Call, Message
 from .tools import Tool
 
 __all__ = [
+    "NUMBER",
     "THINK",
     "json_call_grammar",
     "literal",
@@ -31,20 +32,24 @@ __all__ = [
 # What models that think put around their thoughts (the Qwen3 and Qwen3.5 releases, and those made from them).
 THINK = ("<think>", "</think>")
 
+# A number in a Lark grammar: as JSON, but finite as a 64-bit float, in no more digits than one needs.
+NUMBER = (
+    r"/-?((0|[1-9][0-9]{0,20})(\.[0-9]{1,24})?|"
+    r"[0-9](\.[0-9]{1,20})?[eE](-[0-9]{1,3}|\+?([0-9]{1,2}|[12][0-9]{2}|30[0-7])))/"
+)
+
 # Reads what starts at a match: the calls, and where the rest goes on. No call: what was passed over is text.
 Reader = Callable[[str, "re.Match[str]"], tuple[tuple[Call, ...], int]]
 
 # The keywords of JSON Schema that restrict a value (drafts 4 to 2020-12); all others are remarks.
-_RESTRICT = frozenset(
-    re.findall(
-        r"\S+",
-        "type enum const pattern format minLength maxLength minimum maximum exclusiveMinimum exclusiveMaximum multipleOf "
-        "items prefixItems additionalItems unevaluatedItems contains minContains maxContains minItems maxItems uniqueItems "
-        "properties required additionalProperties patternProperties propertyNames unevaluatedProperties minProperties "
-        "maxProperties dependencies dependentRequired dependentSchemas allOf anyOf oneOf not if then else $ref "
-        "$dynamicRef $recursiveRef",
-    )
-)
+_RESTRICT = frozenset({
+    "type", "enum", "const", "pattern", "format", "minLength", "maxLength", "minimum", "maximum",
+    "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "items", "prefixItems", "additionalItems",
+    "unevaluatedItems", "contains", "minContains", "maxContains", "minItems", "maxItems", "uniqueItems",
+    "properties", "required", "additionalProperties", "patternProperties", "propertyNames", "unevaluatedProperties",
+    "minProperties", "maxProperties", "dependencies", "dependentRequired", "dependentSchemas", "allOf", "anyOf",
+    "oneOf", "not", "if", "then", "else", "$ref", "$dynamicRef", "$recursiveRef",
+})  # fmt: skip
 
 _SPACE = re.compile(r"\s*")
 _LOOKS_LIKE_A_CALL = re.compile(r'[\[\s]*\{\s*"name"\s*:\s*"[^"]*"\s*,\s*"(?:arguments|parameters)"')

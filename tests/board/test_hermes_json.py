@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from talking import HERMES_TEMPLATE, QWEN, QWEN_TAGS, accepted, exact, make_talk, tool, tools_and_calls, walk
 
 from ferrule_runtime.constrain import Constraint, Vocabulary
-from ferrule_runtime.dialects import load_dialect
+from ferrule_runtime.dialects import Dialect, load_dialect
 from ferrule_runtime.errors import BundleError, ConstraintError, ModelError
 from ferrule_runtime.messages import Call, Message
 from ferrule_runtime.round_trip import check_round_trip
@@ -21,6 +21,7 @@ HERMES, CHATML = load_dialect("hermes-json"), load_dialect("chatml-json")
 A = Call("a", {"x": 1})
 B = Call("b", {})
 A_TEXT = '{"name": "a", "arguments": {"x": 1}}'
+END, NEST = '"</tool_call>"', '[1, {"y": null}]'
 B_TEXT = '{"name": "b", "arguments": {}}'
 
 READ = [
@@ -36,9 +37,9 @@ READ = [
     ('<tool_call>{"name": "a", "parameters": {"x": 1}}</tool_call>', "", (A,)),
     ('<tool_call>{"name": "b"}</tool_call>', "", (B,)),
     ('<tool_call>{"name": "a", "arguments": "{\\"x\\": 1}"}</tool_call>', "", (A,)),
-    ('<tool_call>{"name": "a", "arguments": {"x": "</tool_call>"}}</tool_call>', "", (Call("a", {"x": "</tool_call>"}),)),
+    (f"<tool_call>{A_TEXT.replace('1', END)}</tool_call>", "", (Call("a", {"x": "</tool_call>"}),)),
     ('<tool_call>{"name": "a", "arguments": {"x": "<think>"}}</tool_call>', "", (Call("a", {"x": "<think>"}),)),
-    ('<tool_call>{"name": "a", "arguments": {"x": [1, {"y": null}]}}</tool_call>', "", (Call("a", {"x": [1, {"y": None}]}),)),
+    (f"<tool_call>{A_TEXT.replace('1', NEST)}</tool_call>", "", (Call("a", {"x": [1, {"y": None}]}),)),
     ('<tool_call>{"name": "a", "arguments": {"x": "é\\u00e9"}}</tool_call>', "", (Call("a", {"x": "éé"}),)),
     (A_TEXT, "", (A,)),
     (f"  {A_TEXT}\n", "", (A,)),
@@ -95,9 +96,8 @@ MALFORMED = [
 
 @pytest.mark.parametrize("dialect", [HERMES, CHATML], ids=["hermes", "chatml"])
 @pytest.mark.parametrize(("text", "said", "calls"), READ)
-def test_a_reply_is_read(dialect: object, text: str, said: str, calls: tuple[Call, ...]) -> None:
-    assert load_dialect("hermes-json").parse(text, ()) == (said, calls)
-    assert dialect.parse(text, ()) == (said, calls)  # type: ignore[attr-defined] # a module
+def test_a_reply_is_read(dialect: Dialect, text: str, said: str, calls: tuple[Call, ...]) -> None:
+    assert dialect.parse(text, ()) == (said, calls)
 
 
 @pytest.mark.parametrize(("text", "why"), MALFORMED)
@@ -137,7 +137,7 @@ def test_the_gate_passes(talk: Talk, chatml: Talk) -> None:
 
 
 @given(drawn=tools_and_calls())
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_any_call_survives_template_tokens_and_reading(talk: Talk, chatml: Talk, drawn: tuple) -> None:
     tools, calls = drawn
     for way in (talk, chatml):
@@ -171,7 +171,9 @@ def test_only_a_call_that_is_wanted_is_constrained(talk: Talk) -> None:
         talk.grammar([], "call")
 
 
-@pytest.mark.parametrize("schema", [{"type": "string", "format": "klingon"}, {"not": {}}, {"type": "array", "uniqueItems": True}])  # fmt: skip
+@pytest.mark.parametrize(
+    "schema", [{"type": "string", "format": "klingon"}, {"not": {}}, {"type": "array", "uniqueItems": True}]
+)
 def test_a_schema_that_would_be_ignored_is_refused(talk: Talk, schema: dict) -> None:
     vocabulary = Vocabulary(talk.tokenizer, talk.tokenizer.size, min(talk.stops))
     grammar = talk.grammar([tool("a", {"x": schema})], "call")

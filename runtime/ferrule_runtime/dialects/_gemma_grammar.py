@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..calls import literal, refuse_keywords, token
+from ..calls import NUMBER, literal, refuse_keywords, token
 from ..errors import ConstraintError
 from ..tools import Tool
 
@@ -118,6 +118,8 @@ class _Rules:
             return self.text(schema, where)
         if kind in ("integer", "number"):
             refuse_keywords(schema, _NUMBER, where)
+            if kind == "number" and not (schema.keys() & _NUMBER) - {"type"}:
+                return self.add(NUMBER, "NUMBER")
             return self.add(f"%json {json.dumps(dict(schema), ensure_ascii=False)}")
         if kind in ("boolean", "null"):
             refuse_keywords(schema, frozenset({"type"}), where)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..calls import literal, refuse_keywords, token
+from ..calls import NUMBER, literal, refuse_keywords, token
 from ..errors import ConstraintError
 from ..tools import Tool
 
@@ -17,6 +17,7 @@ _END = "\n</parameter>\n"
 # The separators of `tojson`, with which templates write lists and objects.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _TOP = frozenset({"type", "properties", "required", "additionalProperties"})
+_RANGE = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 _NAME = re.compile(r"[^<>\s][^<>\n]*")
 
 
@@ -78,6 +79,9 @@ class _Rules:
         if kind in ("boolean", "null"):
             refuse_keywords(schema, frozenset({"type"}), where)
             return self.add(f"{_words([True, False] if kind == 'boolean' else [None], where)} {literal(_END)}")
+        if kind == "number" and set(schema) & _RANGE == set():
+            refuse_keywords(schema, frozenset({"type"}), where)
+            return self.add(f"{self.add(NUMBER, 'NUMBER')} {literal(_END)}")
         if kind in ("integer", "number", "array", "object"):
             return self.add(f"{self.add(_json(schema, whole))} {literal(_END)}")
         raise ConstraintError(
