@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,9 @@ from ferrule_runtime.bundle import Bundle
 from ferrule_runtime.engines import load
 from ferrule_runtime.engines.onnx import Head
 from ferrule_runtime.errors import BundleError
-from ferrule_runtime.golden import GOLDEN_FILE, golden_prompts, record
+from ferrule_runtime.golden import GOLDEN_FILE, Case, golden_cases, record
 
+from .apart import apart
 from .blocks import plan_blocks, stream
 from .checkpoint import Checkpoint
 from .fidelity import WINDOW, compare, fidelity_tokens, reference_hidden
@@ -64,13 +65,14 @@ def _share(ours: Array, theirs: Array, given: Array) -> float:
     return float(np.median(np.linalg.norm(theirs - ours, axis=1) / np.maximum(added, 1e-12)))
 
 
-def run_blocks(bundle: Bundle, graph: Graph, tokens: list[int]) -> tuple[Array, Agreement]:
+def run_blocks(bundle: Bundle, graph: Graph, tokens: list[int], head: Head) -> tuple[Array, Agreement]:
     """Run tokens through a bundle's layers block by block, comparing the first of them with the graph.
 
     Args:
       bundle: Written; its files need no manifest yet.
       graph: With schemes.
       tokens: Run in windows, each from an empty state.
+      head: The bundle's.
 
     Returns:
       The engine's hidden states, [tokens, hidden], and how they compare.
@@ -95,7 +97,7 @@ def run_blocks(bundle: Bundle, graph: Graph, tokens: list[int]) -> tuple[Array, 
             )
         rows, worst = found, max(worst, share)
     some = slice(max(0, compared - 16), compared)
-    ours, theirs = head_logits(graph, chain[some]), _head(bundle).logits(rows[some])
+    ours, theirs = head_logits(graph, chain[some]), head.logits(rows[some])
     return rows, Agreement(worst, float(np.abs(ours - theirs).max()), compared)
 
 
@@ -133,16 +135,29 @@ def gate(
       BundleError: Values that are not finite, template, grammar or round trip failed, or engine and graph differ.
     """
     progress("checking template and tool calls")
-    prompts = golden_prompts(bundle)
-    tokens = fidelity_tokens(checkpoint.tokenizer_json, None if fidelity else _COMPARED)
+    cases = apart(golden_cases, bundle)
+    tokens = apart(fidelity_tokens, checkpoint.tokenizer_json, None if fidelity else _COMPARED)
     progress(f"running {len(tokens)} tokens through the engine, compared with the graph")
-    hidden, agreement = run_blocks(bundle, graph, tokens)
+    head = _head(bundle)
+    hidden, agreement = run_blocks(bundle, graph, tokens, head)
     found: dict[str, Any] = {"skipped": "--no-fidelity"}
     if fidelity:
         progress("comparing with the float model")
         reference = reference_hidden(checkpoint, plain, tokens)
-        found = compare(tokens, reference, hidden, plain, _head(bundle).logits).to_json()
+        found = compare(tokens, reference, hidden, plain, head.logits).to_json()
     progress("recording golden calls")
-    golden = record(bundle, prompts, noise=agreement.noise)
+    golden = record(cases, [head.logits(rows) for rows in _call_rows(bundle, graph, cases)], noise=agreement.noise)
     (bundle.path / GOLDEN_FILE).write_text(json.dumps(golden, indent=1) + "\n", encoding="utf-8")
     return Checked(found | {"engine": vars(agreement)}, (GOLDEN_FILE,))
+
+
+def _call_rows(bundle: Bundle, graph: Graph, cases: Sequence[Case]) -> list[Array]:
+    """Return the hidden states before each token of each golden call, block by block, all cases at once."""
+    texts = [[*case.prompt, *case.call[:-1]] for case in cases]
+    window = max(map(len, texts))
+    # A row never sees what stands behind it, so short cases are filled up.
+    filled = [token for text in texts for token in [*text, *[text[-1]] * (window - len(text))]]
+    rows = embed(graph, filled)
+    *_, (_, _, rows) = stream(bundle.file("model.onnx"), plan_blocks(graph), rows, window=window)
+    starts = [index * window + len(case.prompt) - 1 for index, case in enumerate(cases)]
+    return [rows[start : start + len(case.call)] for start, case in zip(starts, cases, strict=True)]

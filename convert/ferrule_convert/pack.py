@@ -21,6 +21,7 @@ from ferrule_runtime.commandline import human
 from ferrule_runtime.errors import BundleError, RecipeError, UsageError
 from ferrule_targets.target import Target
 
+from .apart import apart
 from .archs import build
 from .chat_format import chat_format
 from .check import gate
@@ -159,7 +160,8 @@ def convert(
         raise UsageError(
             f"a context of {context} tokens; the model reaches {plain.context}", hint="a smaller --context"
         )
-    chat = chat_format(checkpoint, options.dialect)
+    # Without the tensors, which know where they lie but cannot be sent.
+    chat = apart(chat_format, replace(checkpoint, tensors={}), options.dialect)
     _room(graph, out)
     with _beside(out) as folder:
         progress(f"writing {human(_bits_per_weight(graph) / 8 * graph.parameters)} of weights as {recipe.name}")

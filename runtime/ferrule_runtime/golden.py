@@ -1,7 +1,8 @@
-"""Golden calls: what a bundle answered where it was made, so that a board can tell whether it answers the same.
+"""Golden calls: what a bundle preferred where it was made, so that a board can tell whether it prefers the same.
 
-Another CPU rounds otherwise, so equality is not the test: a call may differ from the recorded one first where the two
-best tokens were closer than the noise of the form, and nowhere else.
+A golden case is a prompt and a call that answers it. At each token of the call, given all before it, one of the allowed
+tokens is the best; a board must find the same one. Another CPU rounds otherwise, so it may differ where the two best
+were closer than the noise of the form, and nowhere else.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .bundle import Bundle
 from .constrain import Constraint, Vocabulary
-from .decode import generate
 from .engines import Engine, load
 from .errors import BundleError
 from .messages import Call, Message
@@ -26,10 +27,12 @@ from .tools import Tool
 
 __all__ = [
     "GOLDEN_FILE",
+    "Case",
     "Golden",
     "Player",
     "Verdict",
-    "golden_prompts",
+    "golden_cases",
+    "preferences",
     "read_golden",
     "record",
     "replay",
@@ -37,8 +40,6 @@ __all__ = [
 ]
 
 GOLDEN_FILE = "golden.json"
-# Most tokens of a golden call.
-_LIMIT = 48
 _CONTEXT = 1024
 
 
@@ -61,8 +62,12 @@ _REQUESTS = (
     ("", "Switch the light in the kitchen off."),
     ("You are the assistant of this device.", "Is there water in the cellar?"),
 )
-# What answers the first request, in every dialect: what is timed must be the same work.
-_ANSWER = Call("set_alarm", {"hour": 7, "label": "early train"})
+# What answers each request, in every dialect.
+_ANSWERS = (
+    Call("set_alarm", {"hour": 7, "label": "early train"}),
+    Call("set_light", {"room": "kitchen", "on": False}),
+    Call("read_sensor", {"sensor": "water"}),
+)
 
 
 def _conversation(index: int) -> list[Message]:
@@ -70,22 +75,64 @@ def _conversation(index: int) -> list[Message]:
     return [*([Message("system", system)] if system else []), Message("user", request)]
 
 
-def golden_prompts(bundle: Bundle) -> list[list[int]]:
-    """Render the golden conversations with their tools, as token ids.
+@dataclass(frozen=True)
+class Case:
+    """One golden case as token ids.
+
+    Attributes:
+      prompt: The conversation with its tools, up to the reply.
+      call: The call that answers it.
+      allowed: For each token of the call, the ids that the constraint allows there.
+    """
+
+    prompt: tuple[int, ...]
+    call: tuple[int, ...]
+    allowed: tuple[NDArray[np.int64], ...]
+
+
+def _allowed(vocabulary: Vocabulary, grammar: str, call: Sequence[int]) -> tuple[NDArray[np.int64], ...]:
+    constraint = Constraint(vocabulary, grammar)
+    result = []
+    for token in call:
+        result.append(constraint.allowed())
+        constraint.accept([token])
+    return tuple(result)
+
+
+def _grammar(talk: Talk) -> str:
+    grammar = talk.grammar(_TOOLS, "call")
+    if grammar is None:
+        raise BundleError("the dialect cannot be made to call a tool", hint="choose another with --dialect")
+    return grammar
+
+
+def golden_cases(bundle: Bundle) -> list[Case]:
+    """Render the golden conversations, with their tools and answers.
 
     Raises:
       BundleError: The template fails or drops tools or results, or calls do not survive the dialect.
+      ConstraintError: A golden tool's grammar does not compile, or forbids the call that answers.
     """
     talk = Talk.of(bundle)
-    prompts = [talk.prompt(_conversation(index), _TOOLS) for index in range(len(_REQUESTS))]
     check_round_trip(talk)
-    return prompts
+    vocabulary, grammar = _vocabulary(bundle, talk), _grammar(talk)
+    cases = []
+    for index, answer in enumerate(_ANSWERS):
+        messages = _conversation(index)
+        prompt, call = talk.prompt(messages, _TOOLS), talk.answer(messages, (answer,), _TOOLS)
+        cases.append(Case(tuple(prompt), tuple(call), _allowed(vocabulary, grammar, call)))
+    return cases
 
 
 def whole_request(bundle: Bundle) -> tuple[list[int], list[int]]:
-    """Return the first golden prompt, and a call that answers it, as token ids: for timing."""
+    """Return the first golden prompt, and the call that answers it, as token ids: for timing."""
     talk, messages = Talk.of(bundle), _conversation(0)
-    return talk.prompt(messages, _TOOLS), talk.answer(messages, (_ANSWER,), _TOOLS)
+    return talk.prompt(messages, _TOOLS), talk.answer(messages, _ANSWERS[:1], _TOOLS)
+
+
+def _vocabulary(bundle: Bundle, talk: Talk) -> Vocabulary:
+    manifest = bundle.manifest
+    return Vocabulary(talk.tokenizer, manifest.tables["head"].rows, min(manifest.stop_tokens))
 
 
 class Player:
@@ -98,21 +145,10 @@ class Player:
           bundle: Opened and verified.
           engine: One that is loaded already; None loads the bundle's own.
         """
-        manifest = bundle.manifest
-        self.stops = frozenset(manifest.stop_tokens)
-        self.engine = engine or load(bundle, threads=0, context=min(_CONTEXT, manifest.context), chunk=64)
+        context = min(_CONTEXT, bundle.manifest.context)
+        self.engine = engine or load(bundle, threads=0, context=context, chunk=64)
         talk = Talk.of(bundle)
-        self.vocabulary = Vocabulary(talk.tokenizer, manifest.tables["head"].rows, min(self.stops))
-        grammar = talk.grammar(_TOOLS, "call")
-        if grammar is None:
-            raise BundleError(f"dialect `{manifest.dialect}` cannot be made to call a tool")
-        self.grammar = grammar
-
-    def call(self, prompt: Sequence[int]) -> list[int]:
-        """Return the tokens of the constrained call that answers a prompt."""
-        self.engine.reset()
-        constraint = Constraint(self.vocabulary, self.grammar)
-        return list(generate(self.engine, prompt, stops=self.stops, limit=_LIMIT, constraint=constraint).tokens)
+        self.vocabulary, self.grammar = _vocabulary(bundle, talk), _grammar(talk)
 
     def play(self, prompt: Sequence[int], call: Sequence[int]) -> float:
         """Do all the work of answering a prompt with a call, but take the call's tokens whatever the model prefers.
@@ -136,39 +172,46 @@ class Player:
                 hidden = self.engine.feed([token])
         return first
 
-    def margins(self, prompt: Sequence[int], call: Sequence[int]) -> list[float]:
-        """Return, for each token of a call, how far its logit lies above the next allowed one's; inf if forced."""
+    def preferences(self, prompt: Sequence[int], call: Sequence[int]) -> tuple[list[int], list[float | None]]:
+        """Return what the model prefers at each token of a call; see `preferences`."""
         self.engine.reset()
         hidden = self.engine.feed([*prompt, *call[:-1]], every=True)[len(prompt) - 1 :]
-        logits = self.engine.logits(hidden)
-        constraint = Constraint(self.vocabulary, self.grammar)
-        result = []
-        for row, token in zip(logits, call, strict=True):
-            others = constraint.allowed()
-            others = others[others != token]
-            result.append(float(row[token] - row[others].max()) if others.size else float("inf"))
-            constraint.accept([token])
-        return result
+        return preferences(self.engine.logits(hidden), _allowed(self.vocabulary, self.grammar, call))
 
 
-def record(bundle: Bundle, prompts: Sequence[Sequence[int]], noise: float) -> dict[str, Any]:
-    """Play golden prompts and keep what was answered.
+def preferences(
+    logits: NDArray[np.float32], allowed: Sequence[NDArray[np.int64]]
+) -> tuple[list[int], list[float | None]]:
+    """Return the best allowed token at each step, and how far its logit lies above the next; None where it is forced.
 
     Args:
-      bundle: Where it was made.
-      prompts: From `golden_prompts`.
+      logits: [steps, vocabulary].
+      allowed: Ids by step.
+    """
+    best, margins = [], list[float | None]()
+    for row, ids in zip(logits, allowed, strict=True):
+        order = np.argsort(row[ids])
+        best.append(int(ids[order[-1]]))
+        margins.append(float(row[ids[order[-1]]] - row[ids[order[-2]]]) if len(ids) > 1 else None)
+    return best, margins
+
+
+def record(cases: Sequence[Case], logits: Sequence[NDArray[np.float32]], noise: float) -> dict[str, Any]:
+    """Keep what was preferred.
+
+    Args:
+      cases: From `golden_cases`.
+      logits: By case, [tokens of the call, vocabulary].
       noise: The largest difference of a logit between this engine and the graph it was made from.
 
     Returns:
-      The contents of `golden.json`; a margin is null where the token was forced.
+      The contents of `golden.json`.
     """
-    player = Player(bundle)
-    cases = []
-    for prompt in prompts:
-        call = player.call(prompt)
-        margins = [margin if np.isfinite(margin) else None for margin in player.margins(prompt, call)]
-        cases.append({"prompt": list(prompt), "call": call, "margins": margins})
-    return {"schema_version": 1, "noise": noise, "cases": cases}
+    kept = []
+    for case, rows in zip(cases, logits, strict=True):
+        best, margins = preferences(rows, case.allowed)
+        kept.append({"prompt": list(case.prompt), "call": list(case.call), "best": best, "margins": margins})
+    return {"schema_version": 1, "noise": noise, "cases": kept}
 
 
 @dataclass(frozen=True)
@@ -185,18 +228,15 @@ class Verdict:
 
 
 def _judge(case: dict[str, Any], found: list[int], noise: float) -> Verdict:
-    expected, margins = case["call"], case["margins"]
-    if found == expected:
-        return Verdict(True, f"{len(found)} tokens, all equal")
-    pairs = zip(expected, found, strict=False)
-    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(found)))
-    margin = margins[at] if at < len(margins) else None
-    if margin is not None and margin <= noise:
-        return Verdict(
-            True, f"differs at token {at}, where the margin was {margin:.3f}, within the noise of {noise:.3f}"
-        )
-    shown = "none: the token was forced" if margin is None else f"{margin:.3f}"
-    return Verdict(False, f"differs at token {at} of {len(expected)}; the margin was {shown}, the noise is {noise:.3f}")
+    steps = zip(case["best"], found, case["margins"], strict=True)
+    differing = [(at, margin) for at, (ours, theirs, margin) in enumerate(steps) if ours != theirs]
+    free = sum(margin is not None for margin in case["margins"])
+    for at, margin in differing:
+        if margin is None or margin > noise:
+            shown = "forced" if margin is None else f"preferred by {margin:.3f}"
+            return Verdict(False, f"token {at} of {len(found)} differs; it was {shown}, the noise is {noise:.3f}")
+    close = f", {len(differing)} within the noise of {noise:.3f}" if differing else ""
+    return Verdict(True, f"{len(found)} tokens, {free} of them free: all as recorded{close}")
 
 
 @dataclass(frozen=True)
@@ -205,7 +245,7 @@ class Golden:
 
     Attributes:
       noise: Margins up to this cannot be told from rounding.
-      cases: `prompt` and `call` as token ids, and the `margins` of the call's tokens.
+      cases: `prompt`, `call` and the `best` allowed token at each step as ids, and the `margins` of the best.
     """
 
     noise: float
@@ -226,7 +266,10 @@ def read_golden(bundle: Bundle) -> Golden:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         noise, cases = float(raw["noise"]), tuple(raw["cases"])
-        sound = all(_ids(c["prompt"]) and _ids(c["call"]) and len(c["margins"]) == len(c["call"]) for c in cases)
+        sound = all(
+            _ids(c["prompt"]) and _ids(c["call"]) and len(c["margins"]) == len(c["best"]) == len(c["call"])
+            for c in cases
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise BundleError(f"{path}: malformed: {error!r}", hint="convert the checkpoint again") from None
     if not sound or not cases:
@@ -241,4 +284,4 @@ def replay(bundle: Bundle) -> list[Verdict]:
       BundleError: The golden file is malformed.
     """
     golden, player = read_golden(bundle), Player(bundle)
-    return [_judge(case, player.call(case["prompt"]), golden.noise) for case in golden.cases]
+    return [_judge(case, player.preferences(case["prompt"], case["call"])[0], golden.noise) for case in golden.cases]

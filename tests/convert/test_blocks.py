@@ -1,6 +1,5 @@
 """Blocks in processes of their own against the whole graph in one; and a gate that finds what is planted."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from ferrule_convert.pack import Options, convert
 from ferrule_convert.recipe import apply, load_recipe
 from ferrule_runtime.bundle import Bundle
 from ferrule_runtime.engines import load
+from ferrule_runtime.engines.onnx import Head
 from ferrule_runtime.errors import BundleError, EngineError
 from ferrule_targets.target import load_target
 
@@ -34,6 +34,10 @@ def made(deep: Tiny, tmp_path: Path) -> tuple[Bundle, Graph]:
     chosen = (load_target("host"), load_recipe("w8"), tmp_path / "b", Options(fidelity=False))
     bundle = convert(checkpoint, *chosen, lambda text: None)
     return bundle, apply(build(checkpoint), load_recipe("w8"))
+
+
+def head_of(bundle: Bundle) -> Head:
+    return Head(bundle.file("head.onnx"), threads=1)
 
 
 def test_blocks_follow_one_another_and_leave_no_node_out(deep: Tiny) -> None:
@@ -77,20 +81,20 @@ def test_two_conversations_at_once_are_each_alone(deep: Tiny) -> None:
 
 def test_weights_that_are_not_those_of_the_graph_fail_the_gate_and_name_the_block(made: tuple[Bundle, Graph]) -> None:
     bundle, graph = made
-    assert run_blocks(bundle, graph, TOKENS)[1].worst_block < 0.1
+    assert run_blocks(bundle, graph, TOKENS, head_of(bundle))[1].worst_block < 0.1
     path = bundle.file("weights.bin")
     data = bytearray(path.read_bytes())
     data[: len(data) // 4] = bytes(255 - byte for byte in data[: len(data) // 4])
     path.write_bytes(data)
     with pytest.raises(BundleError, match=r"layers up to `norm` differ from the graph by"):
-        run_blocks(bundle, graph, TOKENS)
+        run_blocks(bundle, graph, TOKENS, head_of(bundle))
 
 
 def test_a_block_that_cannot_be_loaded_says_which(made: tuple[Bundle, Graph]) -> None:
     bundle, graph = made
     bundle.file("weights.bin").write_bytes(b"short")
     with pytest.raises(EngineError, match=r"layers up to `norm` cannot be run here"):
-        run_blocks(bundle, graph, TOKENS)
+        run_blocks(bundle, graph, TOKENS, head_of(bundle))
 
 
 def test_another_graph_of_the_same_shape_is_told_apart(made: tuple[Bundle, Graph], tmp_path: Path) -> None:
@@ -99,4 +103,4 @@ def test_another_graph_of_the_same_shape_is_told_apart(made: tuple[Bundle, Graph
         build(open_checkpoint(write_tiny(tmp_path / "o.gguf", Sizes(layers=5), seed=1).path)), load_recipe("w8")
     )
     with pytest.raises(BundleError, match="differ from the graph"):
-        run_blocks(bundle, replace(other), TOKENS)
+        run_blocks(bundle, other, TOKENS, head_of(bundle))
