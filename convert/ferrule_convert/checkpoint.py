@@ -26,6 +26,16 @@ __all__ = ["Checkpoint", "finite", "open_checkpoint"]
 _HASHED = (".safetensors", ".json", ".jinja")
 
 
+def _identity(path: Path) -> str:
+    """Return a file's own hash, or one over the folder's files and their names."""
+    if path.is_file():
+        return file_sha256(path)
+    every = (*path.glob("*"), *path.glob("additional_chat_templates/*"))
+    files = sorted(one for one in every if one.suffix in _HASHED and one.is_file())
+    lines = [f"{one.relative_to(path).as_posix()} {one.stat().st_size} {file_sha256(one)}" for one in files]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A published model on this machine; no weight has been read.
@@ -41,6 +51,7 @@ class Checkpoint:
       licence: SPDX-like name, or None where it does not say.
       stored: How the weights are stored, such as `GGUF Q4_1`.
       notes: What people should know: parts left out, contradictions and how they were settled.
+      lora: The folder of the adapter that is merged into the tensors, or None.
     """
 
     name: str
@@ -53,14 +64,16 @@ class Checkpoint:
     licence: str | None
     stored: str
     notes: tuple[str, ...] = ()
+    lora: Path | None = None
 
     def sha256(self) -> str:
-        """Return the identity of what was published: the file's own hash, or one over the folder's files."""
-        if self.path.is_file():
-            return file_sha256(self.path)
-        files = sorted(path for path in self.path.iterdir() if path.suffix in _HASHED)
-        lines = [f"{path.name} {file_sha256(path)}" for path in files]
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        """Return the identity of what was published: the file's own hash, or one over the folder's files.
+
+        With an adapter it is one over both.
+        """
+        if self.lora is None:
+            return _identity(self.path)
+        return hashlib.sha256(f"{_identity(self.path)} {_identity(self.lora)}".encode()).hexdigest()
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Weight:
         """Return one tensor, which must have the shape that the configuration implies.
@@ -99,11 +112,12 @@ def finite(values: NDArray[np.float32], name: str, start: int, path: Path) -> ND
     return values
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, lora: Path | None = None) -> Checkpoint:
     """Open a checkpoint by reading its headers.
 
     Args:
       path: A GGUF file, or a Hugging Face folder.
+      lora: The folder of a LoRA adapter for it, which is merged as weights are read.
 
     Raises:
       CheckpointError: It is not there, not understood, truncated, or lacks a part.
@@ -112,6 +126,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path}: no such checkpoint", hint="`ferrule fetch NAME` brings a catalogued one")
     from . import gguf_file, hf_folder
 
-    if path.is_dir():
-        return hf_folder.read(path)
-    return gguf_file.read(path)
+    if path.suffix == ".safetensors" and path.is_file():
+        raise CheckpointError(f"{path}: weights alone are no model", hint="name the folder, with its config.json")
+    checkpoint = hf_folder.read(path) if path.is_dir() else gguf_file.read(path)
+    if lora is None:
+        return checkpoint
+    from .lora import merge
+
+    return merge(checkpoint, lora)

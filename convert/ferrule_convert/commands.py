@@ -22,11 +22,14 @@ def _fetch(options: argparse.Namespace) -> int:
 
 
 def _convert_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="GGUF file, Hugging Face folder, or catalogued name")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="GGUF file, Hugging Face folder or hub id, or catalogued name"
+    )
     parser.add_argument("--target", required=True, metavar="T", help="the kind of board; a name or a TOML file")
     parser.add_argument("--recipe", default="w8", metavar="R", help="how to quantise; a name or a TOML file (w8)")
     parser.add_argument("-o", "--out", required=True, metavar="OUT", help="the bundle's folder; must not exist")
     parser.add_argument("--context", type=positive, metavar="N", help="tokens it must reach (the model's, up to 8192)")
+    parser.add_argument("--lora", metavar="DIR", help="a LoRA adapter's folder (PEFT), merged into the weights")
     parser.add_argument("--dialect", metavar="D", help="tool-call format; detected if left out")
     parser.add_argument("--no-fidelity", action="store_true", help="do not compare with the float model")
     parser.add_argument(
@@ -44,6 +47,7 @@ def _convert(options: argparse.Namespace) -> int:
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", metavar="BUNDLE", help="a bundle's folder")
     parser.add_argument("--against", metavar="CHECKPOINT", help="compare with this float model")
+    parser.add_argument("--lora", metavar="DIR", help="with this LoRA adapter merged into it")
     add_json(parser)
 
 

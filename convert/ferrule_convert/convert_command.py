@@ -46,6 +46,10 @@ def convert_command(options: argparse.Namespace) -> int:
     started = time.monotonic()
     target, recipe = load_target(options.target), load_recipe(options.recipe)
     checkpoint, dialect = open_model(options.checkpoint)
+    if options.lora:
+        from .lora import merge
+
+        checkpoint = merge(checkpoint, Path(options.lora))
     chosen = Options(options.context, options.dialect or dialect, not options.no_fidelity, options.max_kl)
 
     def progress(text: str) -> None:
@@ -84,6 +88,10 @@ def check_command(options: argparse.Namespace) -> int:
         from .check import measure_fidelity
 
         checkpoint, _ = open_model(options.against)
+        if options.lora:
+            from .lora import merge
+
+            checkpoint = merge(checkpoint, Path(options.lora))
         found = measure_fidelity(bundle, checkpoint, build(checkpoint), note)
     result["fidelity"] = found
     if options.json:

@@ -22,7 +22,7 @@ class Described:
     """A checkpoint as `inspect` and `fit` see it.
 
     Attributes:
-      facts: For people: name, family, layers, parameters, licence, how it is stored.
+      facts: For people: name, family, layers, parameters, licence, how it is stored, notes.
       context: Positions that it was trained for.
       memory: By recipe, what a bundle would need; only recipes that fit its shapes.
       bytes: By recipe, what a bundle would weigh.
@@ -40,7 +40,7 @@ def describe(name: str, target: str, recipe: str | None = None) -> Described:
     """Read a checkpoint's headers and say what each recipe would make of it.
 
     Args:
-      name: A checkpoint, or a catalogued model that was fetched.
+      name: A checkpoint, a catalogued model that was fetched, or a release on the hub.
       target: The kind of board.
       recipe: Only this one; None takes all that are shipped.
 
@@ -49,7 +49,7 @@ def describe(name: str, target: str, recipe: str | None = None) -> Described:
       TargetError: Unknown target.
       RecipeError: The one recipe asked for is unknown or does not fit.
     """
-    (checkpoint, _), board = open_model(name), load_target(target)
+    (checkpoint, _), board = open_model(name, weights=False), load_target(target)
     graph = build(checkpoint)
     facts = {
         "name": checkpoint.name,
@@ -59,6 +59,7 @@ def describe(name: str, target: str, recipe: str | None = None) -> Described:
         "parameters": graph.parameters,
         "family": graph.family,
         **graph.facts,
+        "notes": list(checkpoint.notes),
     }
     memory, sizes, refused = {}, {}, {}
     for level in [recipe] if recipe else recipe_names():

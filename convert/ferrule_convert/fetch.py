@@ -20,6 +20,7 @@ from ferrule_runtime.commandline import human
 from ferrule_runtime.errors import CheckpointError, FetchError
 from ferrule_runtime.registry import data_names, read_data
 
+from . import hub
 from .checkpoint import Checkpoint, open_checkpoint
 from .fidelity import cache_folder
 
@@ -208,12 +209,22 @@ def _from_sources(model: Entry, target: Path, progress: Progress) -> Path:
     )
 
 
-def open_model(name: str) -> tuple[Checkpoint, str | None]:
-    """Open a path, or a catalogued model that is on this machine; return it with the catalogue's dialect.
+def open_model(name: str, *, weights: bool = True) -> tuple[Checkpoint, str | None]:
+    """Open a path, a catalogued model that is on this machine, or a release on the hub.
+
+    Args:
+      name: One of these.
+      weights: Whether they will be read; if not, nothing but headers is brought from the hub.
+
+    Returns:
+      The checkpoint, and the catalogue's dialect for it or None.
 
     Raises:
-      CheckpointError: Neither, or it cannot be read.
+      CheckpointError: None of these, or it cannot be read.
+      FetchError: The hub does not have it, or cannot be reached.
     """
+    if not Path(name).exists() and hub.is_hub_id(name):
+        return hub.whole(name) if weights else hub.headers(name), None
     if Path(name).exists() or name not in catalogue():
         return open_checkpoint(Path(name)), None
     path = find(name)

@@ -11,25 +11,52 @@ from typing import Any
 
 from ferrule_runtime.errors import CheckpointError
 
-from . import safetensors_file
+from . import hf_chat, safetensors_file
 from .checkpoint import Checkpoint
 from .graph import Weight
+from .safetensors_file import printable, unique_pairs
 
-__all__ = ["read"]
+__all__ = ["read", "skipped_part", "text_name"]
 
 _ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_LICENCE = re.compile(r"\A---\n.*?^license:\s*(\S+)\s*$.*?^---", re.DOTALL | re.MULTILINE)
+# Licence of a model card: a line of its front matter, which is at the file's beginning.
+_CARD_BYTES, _LICENCE = 1 << 16, re.compile(r"^license:[ \t]*(\S+)[ \t]*$", re.MULTILINE)
 # Parts of a release that are not the text model: skipped, and said so.
-_SKIPPED = {"model.visual.": "vision tower", "visual.": "vision tower", "mtp.": "multi-token prediction head"}
-_NEEDED = (
-    "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "rms_norm_eps", "vocab_size",
-    "max_position_embeddings",
+_SKIPPED = {
+    "model.visual.": "vision tower", "visual.": "vision tower", "vision_tower.": "vision tower",
+    "model.vision_tower.": "vision tower", "multi_modal_projector.": "vision tower",
+    "model.multi_modal_projector.": "vision tower", "mtp.": "multi-token prediction head",
+}  # fmt: skip
+# Where multimodal releases keep the text model, and where a text-only release has it.
+_TEXT = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+_NATURAL = (
+    "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size",
+    "max_position_embeddings", "head_dim",
 )  # fmt: skip
+# Larger sizes are damage, not models.
+_MOST = 2**31 - 1
+
+
+def skipped_part(name: str) -> str | None:
+    """Return which part of a release a tensor belongs to if it is not the text model, or None."""
+    return next((part for prefix, part in _SKIPPED.items() if name.startswith(prefix)), None)
+
+
+def text_name(name: str) -> str:
+    """Return a tensor's name as a text-only release has it."""
+    for prefix, ours in _TEXT.items():
+        if name.startswith(prefix):
+            return ours + name.removeprefix(prefix)
+    return name
 
 
 def _json(path: Path, *, needed: bool = False) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_pairs)
     except FileNotFoundError:
         if needed:
             raise CheckpointError(f"{path.parent}: no {path.name} in it", hint="the folder is incomplete") from None
@@ -41,95 +68,158 @@ def _json(path: Path, *, needed: bool = False) -> dict[str, Any]:
     return value
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    """Return the text model's configuration, flat, with the keys that every family reads."""
-    raw = _json(folder / "config.json", needed=True)
-    text = raw.get("text_config", raw)
-    kind = str(text.get("model_type", raw.get("model_type"))).removesuffix("_text")
-    config: dict[str, Any] = {**text, "model_type": kind}
-    rope = config.get("rope_parameters") or {}
-    scaling = config.get("rope_scaling") or {}
-    for source in (rope, scaling):
+def _object(values: Mapping[str, Any], key: str, folder: Path) -> dict[str, Any]:
+    """Return an object of the configuration; one that is not there is empty."""
+    found = values.get(key)
+    if found is not None and not isinstance(found, dict):
+        raise CheckpointError(f"{folder}/config.json: `{key}` is {printable(found)}", hint="fetch the file again")
+    return found or {}
+
+
+def _positive(config: Mapping[str, Any], key: str, folder: Path, kinds: type[int] | type[float]) -> None:
+    value = config.get(key)
+    if value is None:
+        raise CheckpointError(f"{folder}/config.json: no `{key}`", hint="the folder is incomplete")
+    known = isinstance(value, (int, kinds)) and not isinstance(value, bool)
+    if not (known and 0 < value <= _MOST):
+        raise CheckpointError(f"{folder}/config.json: `{key}` is {printable(value)}", hint="fetch the file again")
+
+
+def _refuse(raw: Mapping[str, Any], config: Mapping[str, Any], folder: Path) -> None:
+    """Refuse what would be read as another model than it is."""
+    quantised = _object(raw, "quantization_config", folder) or _object(config, "quantization_config", folder)
+    if quantised:
+        raise CheckpointError(
+            f"{folder}: its weights are quantised already ({printable(quantised.get('quant_method'))})",
+            hint="convert the release that is not",
+        )
+    for source in (_object(config, "rope_parameters", folder), _object(config, "rope_scaling", folder)):
         how = source.get("rope_type", source.get("type", "default"))
         if how != "default":
-            raise CheckpointError(f"{folder}: its rotary embedding is scaled ({how})", hint="not supported yet")
-    config["rope_theta"] = rope.get("rope_theta", config.get("rope_theta"))
-    config["partial_rotary_factor"] = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    missing = [key for key in (*_NEEDED, "rope_theta") if config.get(key) is None]
-    if missing:
-        raise CheckpointError(f"{folder}/config.json: no `{missing[0]}`", hint="the folder is incomplete")
-    config.setdefault("num_key_value_heads", config["num_attention_heads"])
-    config["head_dim"] = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    config["tie_word_embeddings"] = bool(raw.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
-    if config.get("use_sliding_window") or config.get("attention_bias"):
-        raise CheckpointError(f"{folder}: sliding windows and biases on every projection are not read")
+            raise CheckpointError(
+                f"{folder}: its rotary embedding is scaled ({printable(how)})", hint="not supported yet"
+            )
+    for key in ("use_sliding_window", "attention_bias", "mlp_bias"):
+        if config.get(key):
+            raise CheckpointError(f"{folder}: `{key}` is set, which is not supported yet")
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """Return the text model's configuration, flat, with the keys that every family reads.
+
+    `tie_word_embeddings` is None where it is not said: families differ in what they take then, the weights tell.
+    """
+    raw = _json(folder / "config.json", needed=True)
+    text = _object(raw, "text_config", folder) or raw
+    kind = str(text.get("model_type", raw.get("model_type"))).removesuffix("_text")
+    config: dict[str, Any] = {**text, "model_type": kind}
+    _refuse(raw, config, folder)
+    rope = _object(config, "rope_parameters", folder)
+    for key, default in (("rope_theta", None), ("partial_rotary_factor", 1.0)):
+        config[key] = rope.get(key, config.get(key, default))
+    for key in ("eos_token_id", "bos_token_id", "tie_word_embeddings"):
+        # The whole release's word, or else the text model's.
+        config[key] = config.get(key) if raw.get(key) is None else raw[key]
+    if config.get("num_key_value_heads") is None:
+        config["num_key_value_heads"] = config.get("num_attention_heads")
+    if config.get("head_dim") is None:
+        _positive(config, "hidden_size", folder, int)
+        _positive(config, "num_attention_heads", folder, int)
+        config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
+    for key in _NATURAL:
+        _positive(config, key, folder, int)
+    for key in ("rms_norm_eps", "rope_theta", "partial_rotary_factor"):
+        _positive(config, key, folder, float)
     return config
 
 
-def _files(folder: Path) -> dict[str, Weight]:
-    """Return every tensor of every shard."""
-    index = _json(folder / _INDEX)
-    if not index:
+def _files(folder: Path) -> tuple[dict[str, Weight], list[str]]:
+    """Return every tensor of every shard, and what is to be said."""
+
+    def unread(name: str) -> bool:
+        return skipped_part(name) is not None
+
+    if not (folder / _INDEX).is_file():
         if not (folder / _ONE).is_file():
             raise CheckpointError(f"{folder}: neither {_ONE} nor {_INDEX} in it", hint="only safetensors are read")
-        return safetensors_file.read(folder / _ONE)
-    placed = index.get("weight_map")
-    if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
+        return safetensors_file.read(folder / _ONE, unread), []
+    placed = _json(folder / _INDEX).get("weight_map")
+    if not isinstance(placed, dict) or not placed or not all(isinstance(name, str) for name in placed.values()):
         raise CheckpointError(f"{folder}/{_INDEX}: no `weight_map`", hint="fetch the file again")
+    if (folder / _ONE).is_file() and _ONE not in placed.values():
+        raise CheckpointError(f"{folder}: {_ONE} and {_INDEX} in it", hint="remove the one that is not the model")
     tensors: dict[str, Weight] = {}
-    for shard in sorted(set(placed.values())):
+    expected: dict[str, set[str]] = {}
+    for name, shard in placed.items():
+        expected.setdefault(shard, set()).add(name)
+    for shard in sorted(expected):
         path = folder / shard
         if Path(shard).name != shard or not path.is_file():
-            raise CheckpointError(f"{folder}: shard `{shard}` is missing", hint="fetch the folder again")
-        found = safetensors_file.read(path)
+            raise CheckpointError(f"{folder}: shard `{printable(shard)}` is missing", hint="fetch the folder again")
+        found = safetensors_file.read(path, unread)
         if twice := sorted(tensors.keys() & found.keys()):
             raise CheckpointError(
-                f"{path}: `{twice[0]}` is in another shard too", hint="the shards do not belong together"
+                f"{path}: `{printable(twice[0])}` is in another shard too", hint="the shards do not belong together"
             )
-        if wrong := sorted({name for name, at in placed.items() if at == shard} ^ found.keys()):
-            raise CheckpointError(f"{path}: `{wrong[0]}` is in the index or in the shard, but not in both")
+        if wrong := sorted(expected[shard] ^ found.keys()):
+            raise CheckpointError(
+                f"{path}: `{printable(wrong[0])}` is in the index or in the shard, but not in both",
+                hint="the shards do not belong together",
+            )
         tensors |= found
-    return tensors
+    others = sorted(path.name for path in folder.glob("*.safetensors") if path.name not in expected)
+    return tensors, [f"not in the index, so not read: {', '.join(others)}"] if others else []
 
 
-def _tensors(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, Weight], list[str]]:
-    """Return the text model's tensors under the names of a text-only release, and what was skipped."""
+def _tensors(
+    files: Mapping[str, Weight], config: dict[str, Any], folder: Path
+) -> tuple[dict[str, Weight], dict[str, Any], list[str]]:
+    """Return the text model's tensors under a text-only release's names, the configuration, and what is to be said."""
     kept: dict[str, Weight] = {}
     skipped: Counter[str] = Counter()
-    for name, weight in _files(folder).items():
-        what = next((what for prefix, what in _SKIPPED.items() if name.startswith(prefix)), None)
-        if what:
-            skipped[what] += 1
-        elif not (name == "lm_head.weight" and config["tie_word_embeddings"]):
-            kept[name.replace("model.language_model.", "model.", 1)] = weight
-    return kept, [f"{count} tensors of the {what} left out" for what, count in skipped.items()]
+    for name, weight in files.items():
+        if part := skipped_part(name):
+            skipped[part] += 1
+            continue
+        if (ours := text_name(name)) in kept:
+            raise CheckpointError(f"{folder}: two tensors are `{ours}`, `{name}` one of them")
+        kept[ours] = weight
+    notes = [f"{count} tensors of the {part} left out" for part, count in skipped.items()]
+    tied, head = config["tie_word_embeddings"], "lm_head.weight"
+    if tied is None:
+        tied = head not in kept
+        notes.append(f"config.json does not say whether its head is tied: {head} is {'not ' if tied else ''}there")
+    if tied and kept.pop(head, None):
+        notes.append(f"{head} left out: config.json ties the head to the embedding")
+    return kept, config | {"tie_word_embeddings": bool(tied)}, notes
 
 
-def _template(folder: Path, tokenizer: Mapping[str, Any]) -> str | None:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    found = _json(folder / "chat_template.json").get("chat_template", tokenizer.get("chat_template"))
-    if isinstance(found, list):
-        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
-        found = named.get("tool_use", named.get("default"))
-    return found if isinstance(found, str) else None
-
-
-def _stops(folder: Path, config: Mapping[str, Any], notes: list[str]) -> tuple[int, ...]:
-    """Return the ids that end a reply: the generation configuration's, or else the model's."""
-
-    def ids(value: Any) -> tuple[int, ...]:
-        values = value if isinstance(value, list) else [value]
-        return tuple(sorted({one for one in values if isinstance(one, int) and not isinstance(one, bool)}))
-
-    theirs = ids(_json(folder / "generation_config.json").get("eos_token_id"))
-    models = ids(config.get("eos_token_id"))
-    if theirs and models and theirs != models:
-        notes.append(
-            f"generation_config.json ends replies at {list(theirs)}, config.json at {list(models)}: both are used"
+def _tokenizer(folder: Path) -> str:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        slow = [name for name in ("tokenizer.model", "vocab.json", "merges.txt") if (folder / name).is_file()]
+        raise CheckpointError(
+            f"{folder}: no tokenizer.json in it{', only ' + ' and '.join(slow) if slow else ''}",
+            hint="save the tokenizer in its fast form",
         )
-    return tuple(sorted({*theirs, *models}))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}", hint="fetch the file again") from None
+    if not text.startswith("{"):
+        raise CheckpointError(f"{path}: starts with {text[:8]!r}, is no object", hint="fetch the file again")
+    return text
+
+
+def _licence(folder: Path) -> str | None:
+    path = folder / "README.md"
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        card = file.read(_CARD_BYTES).decode("utf-8", errors="replace").replace("\r\n", "\n")
+    matter = card.split("\n---", 1)[0] if card.startswith("---\n") else ""
+    found = _LICENCE.search(matter)
+    return found[1].strip("\"'") if found else None
 
 
 def read(folder: Path) -> Checkpoint:
@@ -139,23 +229,31 @@ def read(folder: Path) -> Checkpoint:
       CheckpointError: A part is missing, malformed, or contradicts another.
     """
     config = _config(folder)
-    tensors, notes = _tensors(folder, config)
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise CheckpointError(f"{folder}: no tokenizer.json in it", hint="save the tokenizer in its fast form")
-    card = folder / "README.md"
-    licence = _LICENCE.search(card.read_text(encoding="utf-8", errors="replace")) if card.is_file() else None
+    files, notes = _files(folder)
+    tensors, config, said = _tensors(files, config, folder)
+    notes += said
+    text = _tokenizer(folder)
+    about = _json(folder / "tokenizer_config.json")
+    template, said = hf_chat.template(folder, about, _json(folder / "chat_template.json"))
+    notes += said
+    tokens, said = hf_chat.named_tokens(about, text)
+    notes += said
+    generation = _json(folder / "generation_config.json").get("eos_token_id")
+    ends = {"generation_config.json": generation, "config.json": config["eos_token_id"]}
+    stops, said = hf_chat.stop_tokens(folder, ends, tokens.get("eos_token"), config["vocab_size"])
+    notes += said
+    # Templates get the tokenizer's tokens, whatever the model's configuration says.
+    config |= {f"{key}_id": number for key, number in tokens.items()}
     kinds = sorted({weight.stored for weight in tensors.values() if len(weight.shape) > 1})
-    stops = _stops(folder, config, notes)
     return Checkpoint(
-        name=folder.name,
-        path=folder,
+        name=folder.resolve().name,
+        path=folder if folder.name else folder.resolve(),
         config=config,
         tensors=tensors,
-        tokenizer_json=path.read_text(encoding="utf-8"),
-        template=_template(folder, _json(folder / "tokenizer_config.json")),
+        tokenizer_json=text,
+        template=template,
         stop_tokens=stops,
-        licence=licence[1] if licence else None,
+        licence=_licence(folder),
         stored=f"safetensors {'/'.join(kinds)}",
         notes=tuple(notes),
     )

@@ -6,10 +6,10 @@ names to `dtype`, `shape` and `data_offsets`, then the bytes of all tensors with
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +21,39 @@ from ferrule_runtime.errors import CheckpointError
 from .checkpoint import finite
 from .graph import Weight
 
-__all__ = ["read"]
+__all__ = ["printable", "read", "unique_pairs"]
 
 _LENGTH = 8
 # Safetensors' own limit: a longer header is an attack or an accident.
 _MOST_HEADER = 100_000_000
+# numpy's `intp`: beyond it a size is an overflow, and no tensor of a model has this many axes.
+_MOST_SIZE, _MOST_AXES = 2**63 - 1, 8
 _BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
     "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-_FLOATS: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+_FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"`{twice}` stands in it twice")
-    return dict(pairs)
+def printable(value: object) -> str:
+    """Return what a file says, short and without anything that a terminal would obey."""
+    text = str(value)
+    text = text if text.isprintable() else ascii(text)[1:-1]
+    return text if len(text) <= 120 else f"{text[:120]}…"
+
+
+def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object out of JSON's pairs, as `object_pairs_hook`.
+
+    Raises:
+      ValueError: A name stands in it twice.
+    """
+    result: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in result:
+            raise ValueError(f"`{printable(name)}` stands in it twice")
+        result[name] = value
+    return result
 
 
 def _header(path: Path, size: int) -> tuple[dict[str, Any], int]:
@@ -54,81 +69,121 @@ def _header(path: Path, size: int) -> tuple[dict[str, Any], int]:
         (length,) = struct.unpack("<Q", start)
         if length > min(_MOST_HEADER, size - _LENGTH):
             raise fail(f"a header of {length} bytes in a file of {size}")
-        try:
-            header = json.loads(file.read(length), object_pairs_hook=_pairs)
-        except (ValueError, RecursionError) as error:
-            raise fail(f"its header is not JSON: {error}") from None
+        raw = file.read(length)
+    try:
+        header = json.loads(raw.decode("utf-8"), object_pairs_hook=unique_pairs)
+    except (ValueError, RecursionError) as error:
+        raise fail(f"its header is not JSON: {printable(error)}") from None
     if not isinstance(header, dict):
         raise fail("its header is no object")
-    header.pop("__metadata__", None)
+    about = header.pop("__metadata__", {})
+    if not isinstance(about, dict) or not all(isinstance(value, str) for value in about.values()):
+        raise fail("its `__metadata__` is no object of texts")
     return header, _LENGTH + length
 
 
 def _natural(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_SIZE
 
 
 def _check(name: str, entry: Any, room: int, path: Path) -> tuple[str, tuple[int, ...], int, int]:
     """Return one tensor's type, shape and byte range, if they fit each other and the file."""
 
     def fail(reason: str) -> CheckpointError:
-        return CheckpointError(f"{path}: tensor `{name}` {reason}", hint="the file is damaged; fetch it again")
+        return CheckpointError(
+            f"{path}: tensor `{printable(name)}` {reason}", hint="the file is damaged; fetch it again"
+        )
 
     if not isinstance(entry, dict):
         raise fail("is not described by an object")
     kind, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(kind, str) or kind not in _BYTES:
-        raise fail(f"is stored as `{kind}`, which is not known")
-    if not isinstance(shape, list) or not all(map(_natural, shape)):
-        raise fail(f"has the shape {shape!r}")
+        raise fail(f"is stored as `{printable(kind)}`, which is not known")
+    if not isinstance(shape, list) or len(shape) > _MOST_AXES or not all(map(_natural, shape)):
+        raise fail(f"has the shape {printable(shape)}")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_natural, offsets)):
-        raise fail(f"lies at {offsets!r}")
+        raise fail(f"lies at {printable(offsets)}")
     begin, end = offsets
     if not begin <= end <= room:
         raise fail(f"lies at bytes {begin} to {end} of {room}")
     if math.prod(shape) * _BYTES[kind] != end - begin:
-        raise fail(f"is {shape} of {kind} in {end - begin} bytes")
+        raise fail(f"is {printable(shape)} of {kind} in {end - begin} bytes")
     return kind, tuple(shape), begin, end
 
 
-def _rows(stored: NDArray[Any], kind: str, start: int, stop: int) -> NDArray[np.float32]:
-    block = stored[start:stop]
-    if kind == "BF16":
-        return (block.astype(np.uint32) << 16).view(np.float32)
-    return np.array(block, dtype=np.float32)
+def _without_gaps(ranges: list[tuple[int, int, str]], room: int, path: Path) -> None:
+    """Refuse tensors that overlap, and bytes that belong to none: they hide something, or the header is not theirs."""
+
+    def fail(reason: str) -> CheckpointError:
+        return CheckpointError(f"{path}: {reason}", hint="the file is damaged; fetch it again")
+
+    reached, before = 0, ""
+    for begin, end, name in sorted(ranges):
+        if begin < reached:
+            raise fail(f"tensors `{printable(before)}` and `{printable(name)}` overlap at byte {begin}")
+        if begin > reached:
+            raise fail(f"bytes {reached} to {begin}, before tensor `{printable(name)}`, belong to none")
+        reached, before = end, name
+    if reached != room:
+        raise fail(f"its tensors end at byte {reached} of {room}")
 
 
 def _weight(name: str, kind: str, shape: tuple[int, ...], offset: int, path: Path) -> Weight:
+    width = math.prod(shape[1:]) * _BYTES[kind]
+
     def rows(start: int, stop: int) -> NDArray[np.float32]:
-        # Mapped for the block alone, so that its pages are gone when it is.
-        width = math.prod(shape[1:]) * _BYTES[kind]
-        stored = np.memmap(path, _FLOATS[kind], "r", offset + start * width, (stop - start, *shape[1:]))
-        return finite(_rows(stored, kind, 0, stop - start), name, start, path)
+        if kind not in _FLOATS:
+            raise _unreadable(name, kind, path)
+        try:
+            # Mapped for the block alone, so that its pages are gone when it is.
+            stored: NDArray[Any] = np.memmap(
+                path, _FLOATS[kind], "r", offset + start * width, (stop - start, *shape[1:])
+            )
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{path}: rows {start} to {stop - 1} of `{name}` cannot be read: {error}",
+                hint="was the file changed or removed since it was opened?",
+            ) from None
+        # A bf16 is the upper half of a float32. Both ways copy, so that no view keeps the mapping.
+        half = kind == "BF16"
+        values = (stored.astype(np.uint32) << 16).view(np.float32) if half else stored.astype(np.float32)
+        return finite(np.asarray(values), name, start, path)
 
     return Weight(name, shape, rows, kind)
 
 
-def read(path: Path) -> dict[str, Weight]:
-    """Read the header of a safetensors file; tensors that are not floats are refused.
+def _unreadable(name: str, kind: str, path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: `{printable(name)}` is stored as {kind}, which cannot be read",
+        hint=f"{', '.join(_FLOATS)} are read",
+    )
+
+
+def read(path: Path, unread: Callable[[str], bool] = lambda name: False) -> dict[str, Weight]:
+    """Read the header of a safetensors file.
+
+    Scalars and empty tensors are checked and left out: no family has them.
+
+    Args:
+      path: The file.
+      unread: Tells by name what the caller will not read, so that its type does not matter.
 
     Raises:
       CheckpointError: Malformed in any way, or a tensor is of a type that is not read.
     """
-    size = path.stat().st_size
-    header, begins = _header(path, size)
+    try:
+        size = path.stat().st_size
+        header, begins = _header(path, size)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
     weights: dict[str, Weight] = {}
     ranges = []
     for name, entry in header.items():
         kind, shape, begin, end = _check(name, entry, size - begins, path)
-        if kind not in _FLOATS:
-            raise CheckpointError(
-                f"{path}: `{name}` is stored as {kind}, which cannot be read", hint="F32, F16 and BF16 are read"
-            )
+        ranges.append((begin, end, name))
+        if kind not in _FLOATS and not unread(name):
+            raise _unreadable(name, kind, path)
         if end > begin and shape:
-            ranges.append((begin, end, name))
             weights[name] = _weight(name, kind, shape, begins + begin, path)
-    ranges.sort()
-    for (_, end, one), (begin, _, two) in itertools.pairwise(ranges):
-        if begin < end:
-            raise CheckpointError(f"{path}: tensors `{one}` and `{two}` overlap", hint="the file is damaged")
+    _without_gaps(ranges, size - begins, path)
     return weights

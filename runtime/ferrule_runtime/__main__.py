@@ -55,9 +55,7 @@ def _refuse_unknown(arguments: Sequence[str], commands: dict[str, Command]) -> N
     raise unknown("command", word, commands, UsageError)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Every error of ours is printed here, once."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
+def _carry_out(arguments: Sequence[str]) -> int:
     try:
         commands = _commands()
         _refuse_unknown(arguments, commands)
@@ -76,9 +74,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         note("error: interrupted")
         note("hint: nothing half-done was kept; the same command starts again")
         return 1
-    except BrokenPipeError:
+
+
+def _ended(code: int) -> int:
+    """Write what is still to be printed, since at the interpreter's end a failure would be a traceback.
+
+    Returns:
+      The exit status: `code`, or 1 if it was 0 and the result could not be written.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        if not code and not isinstance(error, BrokenPipeError):
+            note(f"error: the result cannot be written: {error.strerror}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return code or 1
+    return code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Every error of ours is printed here, once."""
+    try:
+        code = _carry_out(sys.argv[1:] if argv is None else list(argv))
+    except SystemExit as end:  # argparse has printed the help or the version
+        if end.code:
+            raise
+        code = 0
+    except BrokenPipeError:  # whoever reads the result has seen enough
+        code = 1
+    return _ended(code)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from .bundle import MemoryFacts, state_folder
 from .commandline import human
-from .errors import FerruleError, OverBudget
+from .errors import ContextError, EngineError, FerruleError, OverBudget, UsageError
 
 __all__ = ["CHUNK", "CONTEXT", "MemoryPlan", "Part", "baseline", "largest_context", "make_plan", "plan_within"]
 
@@ -74,15 +74,20 @@ def baseline() -> int:
     """Return the resident bytes of Python with everything that a run imports, measured once per set of versions.
 
     Raises:
+      EngineError: A library is not installed.
       FerruleError: The measuring process failed.
     """
-    key = " ".join([sys.version.split()[0], *(f"{name} {version(name)}" for name in _LIBRARIES)])
+    try:
+        key = " ".join([sys.version.split()[0], *(f"{name} {version(name)}" for name in _LIBRARIES)])
+    except PackageNotFoundError as error:
+        raise EngineError(f"{error.name} is not installed", hint="pip install 'ferrule-runtime[onnx]'") from None
     path = state_folder() / "baseline.json"
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
-        if known.get("key") == key and isinstance(known.get("bytes"), int):
-            return int(known["bytes"])
-    except (OSError, ValueError, AttributeError):
+        found_bytes = known["bytes"]
+        if known["key"] == key and isinstance(found_bytes, int) and found_bytes >= _MIB:
+            return found_bytes
+    except (OSError, ValueError, TypeError, LookupError):
         pass  # not measured yet, or the note is damaged: measure
     code = "import onnxruntime, ferrule_runtime.models.local, ferrule_runtime.agent, ferrule_runtime.commands\n"
     code += "print(next(l.split()[1] for l in open('/proc/self/status') if l.startswith('VmHWM')))"
@@ -157,13 +162,24 @@ def plan_within(
       interpreter: What `baseline` measured.
       most_context: Tokens that the bundle's tables reach.
       context: Tokens asked for; None takes the default.
-      min_context: The context may shrink to this many; None keeps it.
+      min_context: The context may shrink to this many; None keeps it. The default grows to it.
       chunk: Tokens of a chunk; None lets it shrink from the default.
 
     Raises:
+      UsageError: The context may not shrink to more than itself.
+      ContextError: More tokens than the tables reach.
       OverBudget: Nothing that the user allows fits; says every part and what would.
     """
-    wanted = context or min(CONTEXT, most_context)
+    wanted = context or max(min(CONTEXT, most_context), min_context or 0)
+    if wanted > most_context:
+        raise ContextError(
+            f"a context of {wanted} tokens was asked for, the model's tables reach {most_context}",
+            hint=f"{'--context' if context else '--min-context'} {most_context} or less",
+        )
+    if min_context is not None and min_context > wanted:
+        raise UsageError(
+            f"a context of {wanted} tokens cannot shrink to {min_context}", hint=f"--min-context {wanted} or less"
+        )
     chunks = (chunk,) if chunk else _CHUNKS
     plans = [make_plan(facts, context=wanted, chunk=c, interpreter=interpreter) for c in chunks]
     fitting = [plan for plan in plans if budget is None or plan.total <= budget]
@@ -171,11 +187,16 @@ def plan_within(
         return fitting[0]
     smallest = plans[-1]
     best = largest_context(facts, budget, chunk=chunks[-1], interpreter=interpreter, most=wanted)
-    if min_context is not None and best >= min_context:
-        return make_plan(facts, context=best, chunk=chunks[-1], interpreter=interpreter)
+    if min_context is not None:
+        # The least that is allowed may fit where no multiple of 64 above it does.
+        for shrunk in (best, min_context):
+            plan = make_plan(facts, context=shrunk, chunk=chunks[-1], interpreter=interpreter)
+            if shrunk >= min_context and plan.total <= budget:
+                return plan
     table = "\n  ".join(smallest.table())
     over = human(smallest.total - budget)
-    would = f"--context {best} fits" if best else f"no context fits; {human(smallest.total)} would hold {wanted} tokens"
+    none = f"not even 64 tokens fit; {human(smallest.total)} would hold {wanted} tokens"
+    would = f"--context {best} fits" if best else none
     raise OverBudget(
         f"{human(smallest.total)} needed, {human(budget)} allowed: {over} too much\n  {table}",
         hint=f"{would}, --memory {-(-smallest.total // _MIB)}MiB fits, or a recipe with fewer bits",

@@ -112,7 +112,7 @@ class Manifest:
       features: CPU features the board must have, such as `asimddp`.
       context: Most tokens the graph's tables reach.
       dialect: The tool-call text format: the name of a file in `dialects/`.
-      stop_tokens: Ids that end a reply.
+      stop_tokens: Ids that end a reply, at least one.
       tables: `embedding` and `head`; the same bytes where they are tied.
       memory: Facts for the budget.
       fidelity: Distance to the float model, or `{"skipped": reason}`.
@@ -146,17 +146,18 @@ class Manifest:
         """Read a manifest.
 
         Raises:
-          BundleError: Not JSON, of a newer schema, or a field is missing or of another type.
+          BundleError: Not JSON, of another schema, or a field is missing or of another type.
         """
         try:
-            raw = json.loads(text)
-        except ValueError as error:
+            raw = json.loads(text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
             raise BundleError(f"{where}: not JSON: {error}", hint="convert the checkpoint again") from None
-        if not isinstance(raw, dict) or not isinstance(raw.get("schema_version"), int):
+        version = raw.get("schema_version") if isinstance(raw, dict) else None
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
             raise BundleError(f"{where}: no `schema_version`", hint="is this a Ferrule bundle?")
-        if raw["schema_version"] > SCHEMA_VERSION:
+        if version > SCHEMA_VERSION:
             raise BundleError(
-                f"{where}: schema {raw['schema_version']} is newer than {SCHEMA_VERSION}, the newest known here",
+                f"{where}: schema {version} is newer than {SCHEMA_VERSION}, the newest known here",
                 hint="update ferrule-runtime on this machine",
             )
         return _read_manifest(raw, where)
@@ -165,6 +166,10 @@ class Manifest:
     def bytes(self) -> int:
         """Size of the bundle's files, without the manifest."""
         return sum(file.size for file in self.files.values())
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 _MAPPINGS = ("checkpoint", "architecture", "recipe", "fidelity", "made")
@@ -191,14 +196,17 @@ def _read_manifest(raw: dict[str, Any], where: str) -> Manifest:
         values[field] = raw[field]
     if not isinstance(raw.get("features"), list) or not all(isinstance(f, str) for f in raw["features"]):
         raise fail("features", "a list of names")
-    if not isinstance(raw.get("stop_tokens"), list):
-        raise fail("stop_tokens", "a list of token ids")
+    if not isinstance(raw.get("stop_tokens"), list) or not raw["stop_tokens"]:
+        raise fail("stop_tokens", "a list of token ids, at least one")
     tables = raw.get("tables")
     keys = [field.name for field in dataclasses.fields(Table)]
     if not isinstance(tables, dict) or set(tables) != {"embedding", "head"}:
         raise fail("tables", "an object with embedding and head")
     if not all(isinstance(table, dict) and sorted(table) == sorted(keys) for table in tables.values()):
         raise fail("tables", f"objects with {', '.join(keys)}")
+    for name, table in tables.items():
+        if not isinstance(table["file"], str):
+            raise fail(f"tables.{name}.file", "the name of a file")
     memory = raw.get("memory")
     names = [field.name for field in dataclasses.fields(MemoryFacts)]
     if not isinstance(memory, dict) or sorted(memory) != sorted(names):
@@ -212,6 +220,7 @@ def _read_manifest(raw: dict[str, Any], where: str) -> Manifest:
         if (
             not isinstance(entry, dict)
             or not isinstance(entry.get("sha256"), str)
+            or not parts
             or ".." in parts
             or name.startswith("/")
         ):
@@ -223,7 +232,7 @@ def _read_manifest(raw: dict[str, Any], where: str) -> Manifest:
         context=natural(raw.get("context"), "context"),
         stop_tokens=tuple(natural(token, "stop_tokens") for token in raw["stop_tokens"]),
         tables={
-            name: Table(str(table["file"]), *(natural(table[key], f"tables.{name}.{key}") for key in keys[1:]))
+            name: Table(table["file"], *(natural(table[key], f"tables.{name}.{key}") for key in keys[1:]))
             for name, table in tables.items()
         },
         memory=MemoryFacts(**{name: natural(memory[name], f"memory.{name}") for name in names}),
@@ -264,7 +273,10 @@ class Bundle:
 
 def is_bundle(path: Path) -> bool:
     """Tell whether a path looks like a bundle: a folder with a manifest."""
-    return (path / MANIFEST).is_file()
+    try:
+        return (path / MANIFEST).is_file()
+    except OSError:  # a name that is too long, or a folder that may not be entered
+        return False
 
 
 def _stamp(bundle: Bundle) -> dict[str, list[int]]:
@@ -273,7 +285,20 @@ def _stamp(bundle: Bundle) -> dict[str, list[int]]:
     return {name: [s.st_size, s.st_mtime_ns, s.st_ino] for name, s in stats.items()}
 
 
-def _verify(bundle: Bundle) -> None:
+def _verify(bundle: Bundle) -> dict[str, list[int]]:
+    """Hash every part; return the stamp from before, so that a part that changes meanwhile is hashed again."""
+    try:
+        _check_parts(bundle)
+        stamp = _stamp(bundle)
+        _hash_parts(bundle)
+    except OSError as error:
+        raise BundleError(
+            f"{error.filename or bundle.path}: cannot be read: {error.strerror or error}", hint="copy the bundle again"
+        ) from None
+    return stamp
+
+
+def _check_parts(bundle: Bundle) -> None:
     for name, expected in bundle.manifest.files.items():
         path = bundle.file(name)
         if not path.is_file():
@@ -281,6 +306,11 @@ def _verify(bundle: Bundle) -> None:
         size = path.stat().st_size
         if size != expected.size:
             raise BundleError(f"{path}: {size} bytes, the manifest says {expected.size}", hint="copy the bundle again")
+
+
+def _hash_parts(bundle: Bundle) -> None:
+    for name, expected in bundle.manifest.files.items():
+        path = bundle.file(name)
         if (found := file_sha256(path)) != expected.sha256:
             raise BundleError(
                 f"{path}: sha256 {found[:16]}…, the manifest says {expected.sha256[:16]}…", hint="copy the bundle again"
@@ -297,16 +327,18 @@ def open_bundle(path: Path, *, verify: bool = False) -> Bundle:
       verify: Hash every part even if the stamp still holds.
 
     Raises:
-      BundleError: Not a bundle, of a newer schema, or damaged.
+      BundleError: Not a bundle, of another schema, or damaged.
     """
     manifest = path / MANIFEST
-    if not path.exists():
-        raise BundleError(f"{path}: no such bundle", hint="make one with `ferrule convert`")
     try:
         raw = manifest.read_bytes()
         text = raw.decode("utf-8")
     except FileNotFoundError:
+        if not path.exists():
+            raise BundleError(f"{path}: no such bundle", hint="make one with `ferrule convert`") from None
         raise BundleError(f"{path}: no {MANIFEST} in it", hint="is this a Ferrule bundle?") from None
+    except NotADirectoryError:
+        raise BundleError(f"{path}: a file, not a bundle's folder", hint="is this a Ferrule bundle?") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BundleError(f"{manifest}: cannot be read: {error}", hint="copy the bundle again") from None
     bundle = Bundle(path, Manifest.from_json(text, str(manifest)), hashlib.sha256(raw).hexdigest())
@@ -317,10 +349,10 @@ def open_bundle(path: Path, *, verify: bool = False) -> Bundle:
             return bundle
     except (OSError, ValueError):
         pass  # never verified here, or moved, or the note is damaged: hash again
-    _verify(bundle)
+    stamp = _verify(bundle)
     try:
         stamp_file.parent.mkdir(parents=True, exist_ok=True)
-        stamp_file.write_text(json.dumps({str(path.resolve()): _stamp(bundle)}), encoding="utf-8")
+        stamp_file.write_text(json.dumps({str(path.resolve()): stamp}), encoding="utf-8")
     except OSError:
         pass  # a read-only or full state folder costs a hash per start, nothing else
     return bundle

@@ -144,12 +144,15 @@ def read_json(text: str, at: int = 0) -> tuple[Any, int]:
       The value, and where it ends.
 
     Raises:
-      ModelError: No JSON there, a key twice in one object, or a number that is not finite.
+      ModelError: No JSON there, a key twice in one object, a number that is not finite, or half a character.
     """
     space = _SPACE.match(text, at)
     begin = space.end() if space else at
     try:
-        return _DECODER.raw_decode(text, begin)
+        value, end = _DECODER.raw_decode(text, begin)
+        # Half a character, as `\\ud800` writes one, could be neither shown nor stored.
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+        return value, end
     except (ValueError, RecursionError) as error:
         raise ModelError(f"a tool call is not JSON: {error}: {text[begin : begin + 80]!r}") from None
 

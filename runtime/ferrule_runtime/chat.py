@@ -13,6 +13,12 @@ from .errors import BundleError
 
 __all__ = ["render"]
 
+# What a template can bring about; the sandbox's own refusals are TemplateErrors, but for a range that is too long.
+_FAULTS = (
+    jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, MemoryError,
+    RecursionError,
+)  # fmt: skip
+
 
 def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
@@ -61,9 +67,10 @@ def render(
         text = environment.from_string(template).render(
             messages=list(messages), add_generation_prompt=reply, enable_thinking=False, **values
         )
-    except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+    except _FAULTS as error:
         raise BundleError(
-            f"the chat template fails: {error}", hint="`ferrule check` shows with what conversation"
+            f"the chat template fails: {str(error) or type(error).__name__}",
+            hint="`ferrule check` shows with what conversation",
         ) from None
     missing = [name for name in (tool["function"]["name"] for tool in tools) if name not in text]
     if missing:

@@ -7,10 +7,10 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, DecimalException
 from typing import Any
 
-from .errors import UsageError
+from .errors import FerruleError, UsageError
 
 __all__ = ["SCHEMA_VERSION", "Command", "add_json", "byte_size", "emit", "human", "note", "positive", "say"]
 
@@ -38,8 +38,19 @@ class Command:
 
 
 def say(text: str = "") -> None:
-    """Print a line of a command's result."""
-    sys.stdout.write(text + "\n")
+    """Print a line of a command's result.
+
+    Raises:
+      FerruleError: There is no room for it where it goes to.
+    """
+    try:
+        sys.stdout.write(text + "\n")
+    except BrokenPipeError:  # nobody reads on: for `main`
+        raise
+    except OSError as error:
+        raise FerruleError(
+            f"the result cannot be written: {error.strerror}", hint="make room where it goes to"
+        ) from None
 
 
 def note(text: str) -> None:
@@ -62,23 +73,23 @@ def byte_size(text: str) -> int:
     """Read an amount of memory such as `700MiB` or `1.5GB`.
 
     Raises:
-      UsageError: No unit, an unknown unit, or not a positive amount.
+      UsageError: No unit, an unknown unit, or less than a byte.
     """
     stripped = text.strip()
     digits = stripped.rstrip("bBiIkKmMgG")
     unit = stripped[len(digits) :].upper()
     try:
         # Exact, unlike a float: 9,007,199,255 GB is a whole number of bytes too.
-        value = Decimal(digits)
-    except InvalidOperation:
+        count = Decimal(digits) * _UNITS.get(unit, 1)
+    except DecimalException:  # no number, or one beyond what a Decimal multiplies
         raise UsageError(
             f"`{text}` is not an amount of memory", hint="write a number and a unit: 700MiB, 1GiB"
         ) from None
     if unit not in _UNITS or unit == "":
         raise UsageError(f"`{text}` has no unit that is known", hint="write a number and a unit: 700MiB, 1GiB, 512MB")
-    if not (value.is_finite() and 0 < value * _UNITS[unit] < _MOST):
+    if not (count.is_finite() and 1 <= count < _MOST):
         raise UsageError(f"`{text}` is not a positive amount of memory", hint="write a number and a unit: 700MiB, 1GiB")
-    return int(value * _UNITS[unit])
+    return int(count)
 
 
 def positive(text: str) -> int:

@@ -14,6 +14,15 @@ from .tokenizer import Tokenizer
 
 __all__ = ["Constraint", "Vocabulary"]
 
+# Characters of a message of the library that are shown; it quotes whole schemas.
+_LONGEST = 240
+
+
+def _line(problem: str) -> str:
+    """Return the library's message in one line: what it could not do comes first, why it could not after it."""
+    words = " ".join(problem.split())
+    return words if len(words) <= _LONGEST else f"{words[:_LONGEST]}…"
+
 
 class Vocabulary:
     """The tokenizer as the constraint sees it; made once per bundle.
@@ -22,10 +31,15 @@ class Vocabulary:
       tokenizer: The bundle's own.
       rows: Rows of the output head; may exceed the tokenizer's ids, whose rest is never allowed.
       stop: The token that ends a reply.
+
+    Raises:
+      ConstraintError: The tokenizer has more ids than rows, or the stop token is none of the rows.
     """
 
     def __init__(self, tokenizer: Tokenizer, rows: int, stop: int) -> None:
         self.rows = rows
+        if not 0 <= stop < rows:
+            raise ConstraintError(f"the stop token {stop} is outside the {rows} rows of the output head")
         try:
             # No slices: they speed masks of free text, at tens of megabytes.
             self.inner: Any = LLTokenizer(tokenizer.json, n_vocab=rows, eos_token=stop, slices=[])
@@ -40,17 +54,18 @@ class Constraint:
         problem = LLMatcher.validate_grammar(grammar, vocabulary.inner)
         if problem:
             raise ConstraintError(
-                f"the tools' schemas cannot be turned into a constraint: {problem.splitlines()[0]}",
+                f"the tools' schemas cannot be turned into a constraint: {_line(problem)}",
                 hint="simplify the schema; an ignored constraint would be worse than none",
             )
-        self._matcher: Any = LLMatcher(vocabulary.inner, grammar)
+        # Errors are raised below; its own warnings would be printed beside them.
+        self._matcher: Any = LLMatcher(vocabulary.inner, grammar, log_level=0)
         self._bits = np.zeros((vocabulary.rows + 31) // 32, dtype=np.uint32)
         self._rows = vocabulary.rows
         self._check()
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise ConstraintError(f"the constraint failed: {self._matcher.get_error().splitlines()[0]}")
+            raise ConstraintError(f"the constraint failed: {_line(self._matcher.get_error())}")
 
     @property
     def done(self) -> bool:
@@ -77,6 +92,8 @@ class Constraint:
         Raises:
           ConstraintError: One of them was not allowed.
         """
+        if any(not 0 <= token < self._rows for token in tokens):
+            raise ConstraintError(f"tokens {list(tokens)} are not all among the {self._rows} rows of the output head")
         if not self._matcher.consume_tokens(list(tokens)):
             self._check()
             raise ConstraintError(f"tokens {list(tokens)} are not allowed here")

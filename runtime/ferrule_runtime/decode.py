@@ -6,9 +6,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from .constrain import Constraint
 from .engines import Engine
-from .errors import ContextError
+from .errors import ContextError, EngineError
 
 __all__ = ["Generated", "generate"]
 
@@ -20,13 +22,13 @@ class Generated:
     Attributes:
       tokens: Without the stop token.
       complete: False when the limit cut the reply off.
-      first_token_s: Seconds from the start of prefill until the first token was known.
+      first_token_s: Seconds from the start of prefill until the first token was known, or None where there was none.
       seconds: Seconds in all.
     """
 
     tokens: tuple[int, ...]
     complete: bool
-    first_token_s: float
+    first_token_s: float | None
     seconds: float
 
 
@@ -45,6 +47,7 @@ def generate(
     Raises:
       ContextError: Prompt and one token do not fit; nothing was fed.
       ConstraintError: The grammar failed.
+      EngineError: The graph could not be executed, or a logit is not finite.
     """
     room = engine.context - engine.position - len(prompt)
     if room < 1:
@@ -55,7 +58,7 @@ def generate(
     started = time.perf_counter()
     hidden = engine.feed(prompt)
     tokens: list[int] = []
-    first = 0.0
+    first: float | None = None
     while len(tokens) < min(limit, room):
         logits = engine.logits(hidden[-1:])[0]
         if constraint is None:
@@ -65,7 +68,11 @@ def generate(
             if constraint.done:
                 break
             token = int(ids[logits[ids].argmax()])
-        first = first or time.perf_counter() - started
+        # The largest of logits among which one is not a number is that one.
+        if not np.isfinite(logits[token]):
+            raise EngineError(f"the logit of token {token} at position {engine.position} is {logits[token]}")
+        if first is None:
+            first = time.perf_counter() - started
         if token in stops:
             return Generated(tuple(tokens), True, first, time.perf_counter() - started)
         tokens.append(token)

@@ -54,6 +54,7 @@ def _facts_lines(found: Any) -> list[str]:
         f"licence     {facts['licence'] or 'not stated'}",
         f"model       {facts['family']}, {facts['parameters'] / 1e6:.1f} M weights, {facts['layers']} layers, "
         f"hidden {facts['hidden']}, {facts['vocabulary']} tokens, context {found.context}",
+        *(f"note        {one}" for one in facts["notes"]),
     ]
 
 

@@ -8,6 +8,7 @@ were closer than the noise of the form, and nowhere else.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from .bundle import Bundle
 from .constrain import Constraint, Vocabulary
 from .engines import Engine, load
-from .errors import BundleError
+from .errors import BundleError, EngineError
 from .messages import Call, Message
 from .round_trip import check_round_trip
 from .talk import Talk
@@ -40,6 +41,7 @@ __all__ = [
 ]
 
 GOLDEN_FILE = "golden.json"
+_SCHEMA_VERSION = 1
 _CONTEXT = 1024
 
 
@@ -187,7 +189,12 @@ def preferences(
     Args:
       logits: [steps, vocabulary].
       allowed: Ids by step.
+
+    Raises:
+      EngineError: A logit is not finite.
     """
+    if not np.isfinite(logits).all():
+        raise EngineError("a logit of a golden call is not finite", hint="`ferrule check` the bundle on this machine")
     best, margins = [], list[float | None]()
     for row, ids in zip(logits, allowed, strict=True):
         order = np.argsort(row[ids])
@@ -206,12 +213,18 @@ def record(cases: Sequence[Case], logits: Sequence[NDArray[np.float32]], noise: 
 
     Returns:
       The contents of `golden.json`.
+
+    Raises:
+      EngineError: A logit, or the noise, is not finite.
     """
+    if not math.isfinite(noise):
+        # Against such a noise every board would pass.
+        raise EngineError(f"the noise of the golden calls is {noise}")
     kept = []
     for case, rows in zip(cases, logits, strict=True):
         best, margins = preferences(rows, case.allowed)
         kept.append({"prompt": list(case.prompt), "call": list(case.call), "best": best, "margins": margins})
-    return {"schema_version": 1, "noise": noise, "cases": kept}
+    return {"schema_version": _SCHEMA_VERSION, "noise": noise, "cases": kept}
 
 
 @dataclass(frozen=True)
@@ -252,36 +265,59 @@ class Golden:
     cases: tuple[dict[str, Any], ...]
 
 
-def _ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, int) for item in value)
+def _amount(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value >= 0
+
+
+def _ids(value: Any, rows: int) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < rows for item in value)
+
+
+def _sound(case: Any, rows: int) -> bool:
+    if not all(_ids(case[key], rows) for key in ("prompt", "call", "best")) or not isinstance(case["margins"], list):
+        return False
+    steps = len(case["call"])
+    known = all(margin is None or _amount(margin) for margin in case["margins"])
+    return known and len(case["best"]) == len(case["margins"]) == steps
 
 
 def read_golden(bundle: Bundle) -> Golden:
     """Read a bundle's golden calls.
 
     Raises:
-      BundleError: The file is malformed.
+      BundleError: The file is malformed, or of another schema.
     """
     path = bundle.file(GOLDEN_FILE)
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        noise, cases = float(raw["noise"]), tuple(raw["cases"])
-        sound = all(
-            _ids(c["prompt"]) and _ids(c["call"]) and len(c["margins"]) == len(c["best"]) == len(c["call"])
-            for c in cases
-        )
-    except (ValueError, KeyError, TypeError) as error:
+        version, noise, cases = raw["schema_version"], raw["noise"], tuple(raw["cases"])
+        rows = bundle.manifest.tables["head"].rows
+        sound = bool(cases) and _amount(noise) and all(_sound(case, rows) for case in cases)
+    except (ValueError, LookupError, TypeError, RecursionError, OSError) as error:
         raise BundleError(f"{path}: malformed: {error!r}", hint="convert the checkpoint again") from None
-    if not sound or not cases:
+    if version != _SCHEMA_VERSION:
+        raise BundleError(
+            f"{path}: schema {version!r}, known here is {_SCHEMA_VERSION}",
+            hint="update ferrule-runtime on this machine",
+        )
+    if not sound:
         raise BundleError(f"{path}: malformed: not prompts and calls", hint="convert the checkpoint again")
-    return Golden(noise, cases)
+    return Golden(float(noise), cases)
 
 
-def replay(bundle: Bundle) -> list[Verdict]:
+def replay(bundle: Bundle, engine: Engine | None = None) -> list[Verdict]:
     """Play a bundle's golden calls on this machine.
+
+    Args:
+      bundle: Opened and verified.
+      engine: One that is loaded already; None loads the bundle's own.
 
     Raises:
       BundleError: The golden file is malformed.
+      EngineError: The engine cannot load or execute the graph, or a logit is not finite.
     """
-    golden, player = read_golden(bundle), Player(bundle)
+    golden, player = read_golden(bundle), Player(bundle, engine)
     return [_judge(case, player.preferences(case["prompt"], case["call"])[0], golden.noise) for case in golden.cases]

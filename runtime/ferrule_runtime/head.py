@@ -20,16 +20,29 @@ __all__ = ["TableReader"]
 
 
 class TableReader:
-    """A [rows, columns] matrix in a file of the bundle; holds the file open."""
+    """A [rows, columns] matrix in a file of the bundle; holds the file open.
+
+    Raises:
+      BundleError: The file is too short for the table, or no table is laid out so.
+    """
 
     def __init__(self, bundle: Bundle, table: Table) -> None:
         path = bundle.file(table.file)
+        if table.bits not in (2, 4, 8, 32) or not table.group or table.columns % table.group or not table.columns:
+            raise BundleError(
+                f"{path}: no table has {table.bits} bits by groups of {table.group} in {table.columns} columns",
+                hint="convert the checkpoint again",
+            )
         self.table = table
+        self._path = path
         self._groups = table.columns // table.group
         self._value_bytes = table.columns * table.bits // 8
+        self._zero_bytes = (self._groups * table.bits + 7) // 8
         end = table.values + table.rows * self._value_bytes
         if table.bits < 32:
             end = max(end, table.scales + table.rows * self._groups * 4)
+        if table.zeros:
+            end = max(end, table.zeros + table.rows * self._zero_bytes)
         if (size := path.stat().st_size) < end:
             raise BundleError(f"{path}: {size} bytes, its table needs {end}", hint="convert the checkpoint again")
         self._file = os.open(path, os.O_RDONLY)
@@ -38,14 +51,15 @@ class TableReader:
     def _read(self, ids: NDArray[np.int64], offset: int, width: int) -> NDArray[np.uint8]:
         rows = np.empty((len(ids), width), dtype=np.uint8)
         for row, index in zip(rows, ids.tolist(), strict=True):
-            os.preadv(self._file, [row.data], offset + index * width)
+            if os.preadv(self._file, [row.data], offset + index * width) != width:
+                raise BundleError(f"{self._path}: ends within row {index}", hint="copy the bundle again")
         return rows
 
     def rows(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Return rows by index as float32 [ids, columns].
 
         Raises:
-          BundleError: An index is outside the table.
+          BundleError: An index is outside the table, or the file was cut off since it was opened.
         """
         index = np.asarray(ids, dtype=np.int64)
         if index.size and not 0 <= int(index.min()) <= int(index.max()) < self.table.rows:
@@ -57,9 +71,10 @@ class TableReader:
         raw = self._read(index, self.table.values, self._value_bytes)
         if bits == 32:
             return raw.view(np.float32)
-        integers = _unpack(raw.reshape(len(index), groups, -1), bits, self.table.group).astype(np.float32)
+        packed = raw.reshape(len(index), groups, self._value_bytes // groups)
+        integers = _unpack(packed, bits, self.table.group).astype(np.float32)
         if self.table.zeros:
-            zeros = self._read(index, self.table.zeros, (groups * bits + 7) // 8)
+            zeros = self._read(index, self.table.zeros, self._zero_bytes)
             integers -= _unpack(zeros, bits, groups).astype(np.float32)[:, :, None]
         else:
             integers -= np.float32(1 << (bits - 1))
@@ -73,4 +88,4 @@ def _unpack(packed: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint
         return packed[..., :count]
     shifts = np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits)
     spread = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
-    return spread.reshape(*packed.shape[:-1], -1)[..., :count]
+    return spread.reshape(*packed.shape[:-1], packed.shape[-1] * len(shifts))[..., :count]

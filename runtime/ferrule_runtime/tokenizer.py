@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as _Tokenizer
 
-from .errors import BundleError
+from .errors import BundleError, UsageError
 
 __all__ = ["Tokenizer"]
 
@@ -21,8 +21,8 @@ class Tokenizer:
     """
 
     def __init__(self, path: Path) -> None:
-        self.json = path.read_text(encoding="utf-8")
         try:
+            self.json = path.read_text(encoding="utf-8")
             self._inner = _Tokenizer.from_str(self.json)
         except Exception as error:  # the library raises bare Exceptions
             raise BundleError(f"{path}: not a tokenizer: {error}", hint="convert the checkpoint again") from None
@@ -44,7 +44,18 @@ class Tokenizer:
         return int(self._inner.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str) -> list[int]:
-        """Return ids; control tokens written out in the text become themselves, none is added."""
+        """Return ids; control tokens written out in the text become themselves, none is added.
+
+        Raises:
+          UsageError: The text holds half a character, as file names and arguments that are not UTF-8 do.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"the text is not Unicode: {text[error.start : error.end]!r} at character {error.start}",
+                hint="write it in UTF-8",
+            ) from None
         return list(self._inner.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int], keep: Collection[str] = ()) -> str:

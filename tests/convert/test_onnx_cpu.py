@@ -16,7 +16,7 @@ from ferrule_convert.recipe import apply, load_recipe
 from ferrule_runtime.bundle import Bundle, File, Manifest
 from ferrule_runtime.engines import load
 from ferrule_runtime.engines.onnx import OnnxEngine
-from ferrule_runtime.errors import ContextError, EngineError
+from ferrule_runtime.errors import ContextError, EngineError, TargetError
 
 TOKENS = np.random.default_rng(6).integers(3, 250, 150).tolist()
 
@@ -148,3 +148,9 @@ def test_every_node_is_named_for_its_place_in_the_model(float_bundle: Bundle) ->
     assert len(set(names)) == len(names)
     assert "layers.1.mlp.down" in names
     assert "layers.0.attention" in names
+
+
+def test_a_head_that_the_kernel_cannot_turn_is_refused_before_it_runs(tmp_path: Path) -> None:
+    tiny = write_tiny(tmp_path / "m.gguf", Sizes(heads=8, kv_heads=2))
+    with pytest.raises(TargetError, match="heads turn 4 pairs"):
+        bundle_of(tiny, tmp_path / "b", "fp32")

@@ -125,7 +125,7 @@ def make_bundle(tmp_path: Path) -> Callable[..., Path]:
             "name": name, "checkpoint": {"name": "tiny", "sha256": "c" * 64}, "architecture": {},
             "recipe": {"name": "w8", "key": "w8@12345678", "bits_per_weight": 9.0}, "target": "host",
             "form": "onnx-cpu", "engine": "onnx", "features": (), "context": 256, "dialect": "qwen_xml",
-            "stop_tokens": (), "tables": {"embedding": table, "head": table}, "memory": MemoryFacts(**memory),
+            "stop_tokens": (100,), "tables": {"embedding": table, "head": table}, "memory": MemoryFacts(**memory),
             "fidelity": {"kl": 0.01}, "made": {}, "files": {part.name: File(1000, file_sha256(part))},
         }  # fmt: skip
         (folder / "manifest.json").write_text(Manifest(**{**values, **changes}).to_json())

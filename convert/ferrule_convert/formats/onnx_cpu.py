@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from ferrule_runtime.bundle import Table
+from ferrule_runtime.errors import TargetError
 
 from ..graph import (
     GLU,
@@ -48,6 +49,8 @@ _FLOAT, _UINT8, _INT32 = TensorProto.FLOAT, TensorProto.UINT8, TensorProto.INT32
 # RMSNormalization entered the standard at opset 23; onnxruntime 1.31 and newer have its CPU kernel.
 _OPSETS = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
 _IR_VERSION = 11
+# What GroupQueryAttention asks of a rotary table (its own message).
+_PAIRS = 8
 _MODEL, _HEAD, _WEIGHTS, _TABLE = "model.onnx", "head.onnx", "weights.bin", "embedding.bin"
 
 
@@ -177,6 +180,11 @@ class _Graph:
         )  # fmt: skip
 
     def _angles(self, table: RopeTable) -> list[str]:
+        if len(table.frequencies) % _PAIRS:
+            raise TargetError(
+                f"heads turn {len(table.frequencies)} pairs of features, GroupQueryAttention multiples of {_PAIRS}",
+                hint="this form cannot carry the model",
+            )
         angles = table.angles(0, self.context)
         return [
             self.builder.constant(f"rotary.{name}", function(angles).astype(np.float32))
