@@ -48,8 +48,7 @@ class Block:
 
 
 def _bytes(node: Node) -> int:
-    matrices = [weight for weight in node.weights.values() if len(weight.shape) == 2]
-    return sum(w.scheme.bytes_for(w.shape[0], w.shape[1]) if w.scheme else 4 * w.count for w in matrices)
+    return sum(weight.stored_bytes for weight in node.weights.values() if len(weight.shape) == 2)
 
 
 def plan_blocks(graph: Graph, most: int = _BLOCK_BYTES) -> list[Block]:

@@ -114,7 +114,7 @@ def measure_fidelity(bundle: Bundle, checkpoint: Checkpoint, plain: Graph, progr
     for start in range(0, len(tokens), WINDOW):
         engine.reset()
         parts.append(engine.feed(tokens[start : start + WINDOW], every=True))
-    reference = reference_hidden(checkpoint, plain, tokens)
+    reference = reference_hidden(checkpoint.sha256(), plain, tokens)
     return compare(tokens, reference, np.concatenate(parts), plain, engine.logits).to_json()
 
 
@@ -143,7 +143,7 @@ def gate(
     found: dict[str, Any] = {"skipped": "--no-fidelity"}
     if fidelity:
         progress("comparing with the float model")
-        reference = reference_hidden(checkpoint, plain, tokens)
+        reference = reference_hidden(bundle.manifest.checkpoint["sha256"], plain, tokens)
         found = compare(tokens, reference, hidden, plain, head.logits).to_json()
     progress("recording golden calls")
     golden = record(cases, [head.logits(rows) for rows in _call_rows(bundle, graph, cases)], noise=agreement.noise)

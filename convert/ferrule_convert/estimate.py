@@ -72,7 +72,5 @@ def describe(name: str, target: str, recipe: str | None = None) -> Described:
             continue
         tokenizer = len(checkpoint.tokenizer_json.encode())
         memory[level] = memory_facts(board.forms[0], quantised, min(graph.context, 8192), tokenizer)
-        sizes[level] = tokenizer + sum(
-            w.scheme.bytes_for(w.shape[0], w.shape[1]) if w.scheme else 4 * w.count for w in quantised.weights()
-        )
+        sizes[level] = tokenizer + sum(weight.stored_bytes for weight in quantised.weights())
     return Described(facts, graph.context, memory, sizes, refused)

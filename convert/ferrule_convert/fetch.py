@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,8 +21,8 @@ from ferrule_runtime.errors import CheckpointError, FetchError
 from ferrule_runtime.registry import data_names, read_data
 
 from . import hub
+from .cache import cache_folder
 from .checkpoint import Checkpoint, open_checkpoint
-from .fidelity import cache_folder
 
 __all__ = ["Entry", "HubSource", "PipSource", "catalogue", "entry", "fetch", "find", "open_model"]
 
@@ -99,19 +99,19 @@ def entry(name: str) -> Entry:
         raise FetchError(f"catalogue entry `{name}` is malformed: {str(error).splitlines()[0]}") from None
 
 
-def _candidates(model: Entry, folder: Path) -> Iterator[Path]:
-    yield folder / model.file
-    if models := os.environ.get("FERRULE_MODELS"):
-        yield Path(models) / model.file
+def _present(model: Entry, folder: Path) -> Path | None:
+    """Return the model's file if it lies in the folder or in the user's own, with the right hash."""
+    places = [folder, *(Path(own) for own in [os.environ.get("FERRULE_MODELS")] if own)]
+    for path in (place / model.file for place in places):
+        if path.is_file() and path.stat().st_size == model.size and file_sha256(path) == model.sha256:
+            return path
+    return None
 
 
 def find(name: str) -> Path | None:
     """Return where a catalogued model lies on this machine, hash-checked; None when it does not."""
     model = entry(name)
-    for path in _candidates(model, cache_folder() / "models"):
-        if path.is_file() and path.stat().st_size == model.size and file_sha256(path) == model.sha256:
-            return path
-    return None
+    return _present(model, cache_folder() / "models")
 
 
 def _from_pip(source: PipSource, partial: Path) -> None:
@@ -164,9 +164,8 @@ def fetch(name: str, folder: Path | None = None, progress: Progress = lambda tex
     """
     model = entry(name)
     target = (folder or cache_folder() / "models") / model.file
-    for path in _candidates(model, target.parent):
-        if path.is_file() and path.stat().st_size == model.size and file_sha256(path) == model.sha256:
-            return path
+    if path := _present(model, target.parent):
+        return path
     if target.exists():
         raise FetchError(
             f"{target}: is not {model.title}: {target.stat().st_size} bytes, sha256 {file_sha256(target)[:16]}…, "

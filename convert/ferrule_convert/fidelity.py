@@ -8,18 +8,17 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from .checkpoint import Checkpoint
+from .cache import cache_folder
 from .graph import Graph
 from .interpret import head_logits, interpret
 
-__all__ = ["Fidelity", "cache_folder", "compare", "fidelity_tokens", "reference_hidden", "wilson"]
+__all__ = ["Fidelity", "compare", "fidelity_tokens", "reference_hidden", "wilson"]
 
 Array = NDArray[np.float32]
 
@@ -67,12 +66,6 @@ class Fidelity:
         return asdict(self)
 
 
-def cache_folder() -> Path:
-    """Return the folder for what can be made again: `FERRULE_CACHE`, or one in the user's cache."""
-    given = os.environ.get("FERRULE_CACHE")
-    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ferrule"
-
-
 def wilson(successes: int, count: int) -> tuple[float, float]:
     """Return the 95 % interval of a proportion (Wilson 1927)."""
     z = 1.959964
@@ -98,15 +91,15 @@ def _digest(tokens: list[int]) -> str:
     return hashlib.sha256(np.array(tokens, dtype=np.int64).tobytes()).hexdigest()
 
 
-def reference_hidden(checkpoint: Checkpoint, graph: Graph, tokens: list[int]) -> Array:
+def reference_hidden(identity: str, graph: Graph, tokens: list[int]) -> Array:
     """Return the float model's hidden states over the text, [tokens, hidden]; computed once, then cached.
 
     Args:
-      checkpoint: Names the cached file by its hash.
+      identity: Of the checkpoint: its `sha256()`, which names the cached file.
       graph: Without schemes.
       tokens: Of the text.
     """
-    key = hashlib.sha256(f"{_VERSION} {checkpoint.sha256()} {_digest(tokens)}".encode()).hexdigest()
+    key = hashlib.sha256(f"{_VERSION} {identity} {_digest(tokens)}".encode()).hexdigest()
     path = cache_folder() / "reference" / f"{key}.npy"
     try:
         known: Array = np.load(path)

@@ -65,6 +65,13 @@ class Weight:
         """Number of elements."""
         return int(np.prod(self.shape))
 
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that a bundle will store for it: integers, scales and zero points, or float32."""
+        if self.scheme is None:
+            return 4 * self.count
+        return self.scheme.bytes_for(self.shape[0], self.shape[1])
+
     def all(self) -> NDArray[np.float32]:
         """Read the whole tensor."""
         return self.rows(0, self.shape[0])

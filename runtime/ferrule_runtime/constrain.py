@@ -9,6 +9,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
+from .bundle import Bundle
 from .errors import ConstraintError
 from .tokenizer import Tokenizer
 
@@ -35,6 +36,11 @@ class Vocabulary:
     Raises:
       ConstraintError: The tokenizer has more ids than rows, or the stop token is none of the rows.
     """
+
+    @classmethod
+    def of(cls, bundle: Bundle, tokenizer: Tokenizer) -> Vocabulary:
+        """Make the vocabulary of a bundle, whose tokenizer is loaded already."""
+        return cls(tokenizer, bundle.manifest.tables["head"].rows, min(bundle.manifest.stop_tokens))
 
     def __init__(self, tokenizer: Tokenizer, rows: int, stop: int) -> None:
         self.rows = rows

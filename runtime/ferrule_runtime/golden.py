@@ -117,7 +117,7 @@ def golden_cases(bundle: Bundle) -> list[Case]:
     """
     talk = Talk.of(bundle)
     check_round_trip(talk)
-    vocabulary, grammar = _vocabulary(bundle, talk), _grammar(talk)
+    vocabulary, grammar = Vocabulary.of(bundle, talk.tokenizer), _grammar(talk)
     cases = []
     for index, answer in enumerate(_ANSWERS):
         messages = _conversation(index)
@@ -130,11 +130,6 @@ def whole_request(bundle: Bundle) -> tuple[list[int], list[int]]:
     """Return the first golden prompt, and the call that answers it, as token ids: for timing."""
     talk, messages = Talk.of(bundle), _conversation(0)
     return talk.prompt(messages, _TOOLS), talk.answer(messages, _ANSWERS[:1], _TOOLS)
-
-
-def _vocabulary(bundle: Bundle, talk: Talk) -> Vocabulary:
-    manifest = bundle.manifest
-    return Vocabulary(talk.tokenizer, manifest.tables["head"].rows, min(manifest.stop_tokens))
 
 
 class Player:
@@ -150,7 +145,7 @@ class Player:
         context = min(_CONTEXT, bundle.manifest.context)
         self.engine = engine or load(bundle, threads=0, context=context, chunk=64)
         talk = Talk.of(bundle)
-        self.vocabulary, self.grammar = _vocabulary(bundle, talk), _grammar(talk)
+        self.vocabulary, self.grammar = Vocabulary.of(bundle, talk.tokenizer), _grammar(talk)
 
     def play(self, prompt: Sequence[int], call: Sequence[int]) -> float:
         """Do all the work of answering a prompt with a call, but take the call's tokens whatever the model prefers.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .bundle import Bundle, Table
 from .errors import BundleError
 
-__all__ = ["TableReader"]
+__all__ = ["TableReader", "unpack"]
 
 
 class TableReader:
@@ -72,17 +72,17 @@ class TableReader:
         if bits == 32:
             return raw.view(np.float32)
         packed = raw.reshape(len(index), groups, self._value_bytes // groups)
-        integers = _unpack(packed, bits, self.table.group).astype(np.float32)
+        integers = unpack(packed, bits, self.table.group).astype(np.float32)
         if self.table.zeros:
             zeros = self._read(index, self.table.zeros, self._zero_bytes)
-            integers -= _unpack(zeros, bits, groups).astype(np.float32)[:, :, None]
+            integers -= unpack(zeros, bits, groups).astype(np.float32)[:, :, None]
         else:
             integers -= np.float32(1 << (bits - 1))
         integers *= self._read(index, self.table.scales, groups * 4).view(np.float32)[:, :, None]
         return integers.reshape(len(index), self.table.columns)
 
 
-def _unpack(packed: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]:
+def unpack(packed: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]:
     """Spread unsigned integers of 2, 4 or 8 bits along the last axis, the lowest bits of a byte first."""
     if bits == 8:
         return packed[..., :count]

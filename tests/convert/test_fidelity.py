@@ -28,7 +28,7 @@ def test_figures_equal_their_definitions_computed_plainly(tiny: Tiny) -> None:
     checkpoint = open_checkpoint(tiny.path)
     graph = build(checkpoint)
     tokens = np.random.default_rng(1).integers(3, 250, WINDOW + 90).tolist()
-    hidden = reference_hidden(checkpoint, graph, tokens)
+    hidden = reference_hidden(checkpoint.sha256(), graph, tokens)
     rng = np.random.default_rng(2)
     moved = hidden + rng.standard_normal(hidden.shape).astype(np.float32) * 0.1
     found = compare(tokens, hidden, moved, graph, lambda h: head_logits(graph, h))
@@ -51,14 +51,14 @@ def test_the_reference_is_computed_once_and_a_damaged_one_again(tiny: Tiny, monk
     checkpoint = open_checkpoint(tiny.path)
     graph = build(checkpoint)
     tokens = list(range(3, 40))
-    first = reference_hidden(checkpoint, graph, tokens)
+    first = reference_hidden(checkpoint.sha256(), graph, tokens)
     np.testing.assert_array_equal(first, interpret(graph, tokens))
     (path,) = (fidelity.cache_folder() / "reference").glob("*.npy")
     monkeypatch.setattr(fidelity, "interpret", lambda *_: pytest.fail("computed again"))
-    np.testing.assert_array_equal(reference_hidden(checkpoint, graph, tokens), first)
+    np.testing.assert_array_equal(reference_hidden(checkpoint.sha256(), graph, tokens), first)
     monkeypatch.undo()
     path.write_bytes(path.read_bytes()[:100])
-    np.testing.assert_array_equal(reference_hidden(checkpoint, graph, tokens), first)
+    np.testing.assert_array_equal(reference_hidden(checkpoint.sha256(), graph, tokens), first)
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(
@@ -67,4 +67,4 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("FERRULE_CACHE", str(tmp_path / "file"))
     checkpoint = open_checkpoint(tiny.path)
-    assert reference_hidden(checkpoint, build(checkpoint), [5, 6, 7]).shape == (3, 64)
+    assert reference_hidden(checkpoint.sha256(), build(checkpoint), [5, 6, 7]).shape == (3, 64)

@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ferrule_convert.schemes import Scheme, dequantise, pack, quantise, unpack
+from ferrule_convert.schemes import Scheme, dequantise, pack, quantise
 from ferrule_runtime.errors import RecipeError
+from ferrule_runtime.head import unpack
 
 rows = hnp.arrays(np.float32, (5, 64), elements=st.floats(-100, 100, width=32))
 schemes = st.builds(Scheme, bits=st.sampled_from([2, 4, 8]), group=st.sampled_from([16, 32, 64]), zero=st.booleans())

@@ -67,12 +67,10 @@ def facts(graph: Graph, context: int, tokenizer_bytes: int) -> MemoryFacts:
     attentions = [node for node in graph.nodes if isinstance(node, Attention)]
     turned = max((len(node.table.frequencies) for node in graph.nodes if isinstance(node, Rope)), default=0)
     rotary = 2 * context * turned * _FLOAT
-    rows, columns = graph.head.shape
-    table = graph.head.scheme.bytes_for(rows, columns) if graph.head.scheme else graph.head.count * _FLOAT
     return MemoryFacts(
         mapped=sum(map(_mapped, [*inner, graph.head])),
         packed=sum(map(_packed, inner)),
-        table=table,
+        table=graph.head.stored_bytes,
         head_packed=_packed(graph.head),
         kv_per_token=sum(2 * node.kv_heads * node.head_size * _FLOAT for node in attentions),
         state=2 * _FLOAT * sum(map(_state, graph.nodes)),
@@ -80,6 +78,6 @@ def facts(graph: Graph, context: int, tokenizer_bytes: int) -> MemoryFacts:
         work_per_token=2 * _live_activations(graph),
         scores_per_pair=max((node.heads for node in attentions), default=0) * _FLOAT,
         graph=len(graph.nodes) * _NODE_BYTES + small * _FLOAT + rotary,
-        vocabulary=rows,
+        vocabulary=graph.head.shape[0],
         tokenizer=tokenizer_bytes,
     )

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrule_runtime.errors import RecipeError
+from ferrule_runtime.head import unpack
 from ferrule_runtime.registry import load_module
 
-__all__ = ["Packed", "Scheme", "dequantise", "pack", "quantise", "unpack"]
+__all__ = ["Packed", "Scheme", "dequantise", "pack", "quantise"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Packed:
 
 
 def pack(integers: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Pack unsigned integers along the last axis, the first in the lowest bits of each byte."""
+    """Pack unsigned integers along the last axis, the first in a byte's lowest bits; `head.unpack` undoes it."""
     per = 8 // bits
     if per == 1:
         return integers
@@ -67,16 +68,6 @@ def pack(integers: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     for place in range(1, per):
         result |= split[..., place] << (bits * place)
     return result
-
-
-def unpack(packed: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]:
-    """Undo `pack`, for `count` integers along the last axis."""
-    per = 8 // bits
-    if per == 1:
-        return packed[..., :count]
-    shifts = np.arange(per, dtype=np.uint8) * np.uint8(bits)
-    spread = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
-    return spread.reshape(*packed.shape[:-1], -1)[..., :count]
 
 
 def quantise(rows: NDArray[np.float32], scheme: Scheme) -> Packed:

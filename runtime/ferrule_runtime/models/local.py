@@ -29,8 +29,7 @@ class LocalModel:
         manifest = bundle.manifest
         self._talk = Talk.of(bundle)
         self._engine = load_engine(bundle, threads=threads, context=plan.context, chunk=plan.chunk)
-        rows = manifest.tables["head"].rows
-        self._vocabulary = Vocabulary(self._talk.tokenizer, rows, min(self._talk.stops))
+        self._vocabulary = Vocabulary.of(bundle, self._talk.tokenizer)
         self.label = f"{manifest.name} ({manifest.engine})"
 
     def _prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
