@@ -106,7 +106,7 @@ def whole(name: str) -> Checkpoint:
 def _beginning(url: str, count: int) -> bytes:
     """Return the first bytes of a file; no more are taken, whatever the server sends."""
     # Documented there; the package's types do not say that they are exported.
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # it re-exports them without saying so
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
         build_hf_headers,
         get_session,
         hf_raise_for_status,
