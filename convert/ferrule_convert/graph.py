@@ -41,6 +41,9 @@ Rows = Callable[[int, int], NDArray[np.float32]]
 
 INPUT = "embeddings"
 
+# Weights that are read, quantised or multiplied by at once: twice as fast as four times as many (measured).
+_BLOCK = 1 << 18
+
 
 @dataclass(frozen=True)
 class Weight:
@@ -76,11 +79,12 @@ class Weight:
         """Read the whole tensor."""
         return self.rows(0, self.shape[0])
 
-    def blocks(self, elements: int = 1 << 20) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Read it in order, in blocks of about `elements`: (first row, rows)."""
-        step = max(1, elements // max(1, self.count // self.shape[0]))
-        for start in range(0, self.shape[0], step):
-            yield start, self.rows(start, min(start + step, self.shape[0]))
+    def spans(self, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int]]:
+        """Cut rows [first, last), or all, into blocks that the caches hold: (first row, row behind the last)."""
+        stop = self.shape[0] if last is None else last
+        step = max(1, _BLOCK // max(1, self.count // self.shape[0]))
+        for start in range(first, stop, step):
+            yield start, min(start + step, stop)
 
 
 @dataclass(frozen=True)

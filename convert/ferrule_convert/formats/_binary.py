@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ferrule_runtime.bundle import Table
 
+from ..abreast import abreast
 from ..graph import Weight
 from ..schemes import quantise
 
@@ -52,12 +53,11 @@ class BinaryFile:
         values = self._align()
         scheme = weight.scheme
         if scheme is None:
-            for _, block in weight.blocks():
+            for block in abreast(lambda span: weight.rows(*span), weight.spans()):
                 self._file.write(np.ascontiguousarray(block).data)
             return Table(self.name, rows, columns, 32, columns, values, 0, 0)
         scales, zeros = [], []
-        for _, block in weight.blocks():
-            packed = quantise(block, scheme)
+        for packed in abreast(lambda span: quantise(weight.rows(*span), scheme), weight.spans()):
             self._file.write(np.ascontiguousarray(packed.values).data)
             scales.append(packed.scales)
             if packed.zeros is not None:
