@@ -114,7 +114,7 @@ def qwen35_tensors(c: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
         spread = scale or shape[-1] ** -0.5
         out[f"model.{name}"] = (rng.standard_normal(shape) * spread + mean).astype(np.float32)
 
-    add("embed_tokens.weight", c["vocab_size"], hidden, scale=1.0)
+    add("embed_tokens.weight", c["vocab_size"], hidden)
     for i, kind in enumerate(c["layer_types"]):
         at = f"layers.{i}"
         add(f"{at}.input_layernorm.weight", hidden, scale=0.1)
