@@ -157,7 +157,8 @@ def _(node: CausalConv, values: dict[str, Array], memory: Memory) -> Array:
     kernel = node.weight.all()[:, 0]
     before = memory.inputs.get(node.name, np.zeros((kernel.shape[1] - 1, kernel.shape[0]), dtype=np.float32))
     x = np.concatenate([before, values[node.x]])
-    memory.inputs[node.name] = x[-len(before) :]
+    # A copy, or every input would be kept with the last.
+    memory.inputs[node.name] = x[-len(before) :].copy()
     y = sum(x[j : j + len(values[node.x])] * kernel[:, j] for j in range(kernel.shape[1]))
     return np.asarray(y / (1 + np.exp(-np.asarray(y))), dtype=np.float32)
 

@@ -12,9 +12,9 @@ from ferrule_runtime.commandline import note
 from ferrule_runtime.errors import FerruleError
 
 from .archs import build
+from .blocks import plan_blocks
 from .checkpoint import open_checkpoint
 from .fidelity import windows
-from .graph import INPUT
 from .interpret import Memory, embed, run_nodes
 
 __all__ = ["main"]
@@ -25,13 +25,14 @@ def main(arguments: Sequence[str]) -> int:
     given, taken, path, *lora = map(Path, arguments)
     try:
         graph = build(open_checkpoint(path, lora[0] if lora else None))
-        parts = windows(np.load(given).tolist())
-        rows, memories = [embed(graph, part) for part in parts], [Memory() for _ in parts]
-        hidden = np.concatenate(run_nodes(graph.nodes, INPUT, rows, memories))
+        rows = [embed(graph, part) for part in windows(np.load(given).tolist())]
+        for block in plan_blocks(graph):
+            # No token follows, so what a block remembers can go with it.
+            rows = run_nodes(block.nodes, block.start, rows, [Memory() for _ in rows])
     except FerruleError as error:
         note(f"error: {error}")
         return error.exit_code
-    np.save(taken, hidden)
+    np.save(taken, np.concatenate(rows))
     return 0
 
 
