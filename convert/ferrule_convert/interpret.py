@@ -27,9 +27,11 @@ from .graph import (
     Rope,
     Sigmoid,
     Slice,
+    Take,
     Weight,
 )
-from .schemes import dequantise, quantise
+from .kept import packed_rows
+from .schemes import dequantise
 
 __all__ = ["Memory", "embed", "head_logits", "interpret", "rotate", "run_nodes", "weight_rows"]
 
@@ -56,9 +58,10 @@ class Memory:
 
 
 def weight_rows(weight: Weight, start: int, stop: int) -> Array:
-    """Read rows of a weight as its scheme leaves them: quantised and back, or as they are."""
-    rows = weight.rows(start, stop)
-    return rows if weight.scheme is None else dequantise(quantise(rows, weight.scheme), weight.scheme)
+    """Read rows of a weight as its scheme leaves them: what its integers stand for, or as they are."""
+    if weight.scheme is None:
+        return weight.rows(start, stop)
+    return dequantise(packed_rows(weight, weight.scheme, start, stop), weight.scheme)
 
 
 @singledispatch
@@ -76,9 +79,8 @@ def _(node: RMSNorm, values: dict[str, Array], memory: Memory) -> Array:
 
 def _linear(node: Linear, x: Array) -> Array:
     y = np.empty((len(x), node.weight.shape[0]), dtype=np.float32)
-    for start, block in node.weight.blocks():
-        rows = block if node.weight.scheme is None else weight_rows(node.weight, start, start + len(block))
-        y[:, start : start + len(rows)] = x @ rows.T
+    for start, stop in node.weight.ranges():
+        y[:, start:stop] = x @ weight_rows(node.weight, start, stop).T
     return y if node.bias is None else y + node.bias.all()
 
 
@@ -134,6 +136,11 @@ def _(node: Slice, values: dict[str, Array], memory: Memory) -> Array:
 
 
 @_run.register
+def _(node: Take, values: dict[str, Array], memory: Memory) -> Array:
+    return values[node.x][:, node.index]
+
+
+@_run.register
 def _(node: CausalConv, values: dict[str, Array], memory: Memory) -> Array:
     kernel = node.weight.all()[:, 0]
     before = memory.inputs.get(node.name, np.zeros((kernel.shape[1] - 1, kernel.shape[0]), dtype=np.float32))
@@ -179,9 +186,8 @@ def embed(graph: Graph, tokens: list[int]) -> Array:
 def head_logits(graph: Graph, hidden: Array) -> Array:
     """Return logits [tokens, vocabulary] of hidden states [tokens, hidden]."""
     logits = np.empty((len(hidden), graph.head.shape[0]), dtype=np.float32)
-    for start, block in graph.head.blocks():
-        rows = block if graph.head.scheme is None else weight_rows(graph.head, start, start + len(block))
-        logits[:, start : start + len(rows)] = hidden @ rows.T
+    for start, stop in graph.head.ranges():
+        logits[:, start:stop] = hidden @ weight_rows(graph.head, start, stop).T
     return logits
 
 

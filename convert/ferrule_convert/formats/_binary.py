@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ferrule_runtime.bundle import Table
 
 from ..graph import Weight
-from ..schemes import quantise
+from ..kept import packed_rows
 
 __all__ = ["ALIGNMENT", "BinaryFile"]
 
@@ -47,7 +47,7 @@ class BinaryFile:
         return offset, values.nbytes
 
     def write_table(self, weight: Weight) -> Table:
-        """Quantise and write a matrix block by block: integers as they come, then all scales, then all zero points."""
+        """Pack and write a matrix block by block: integers as they come, then all scales, then all zero points."""
         rows, columns = weight.shape
         values = self._align()
         scheme = weight.scheme
@@ -56,8 +56,8 @@ class BinaryFile:
                 self._file.write(np.ascontiguousarray(block).data)
             return Table(self.name, rows, columns, 32, columns, values, 0, 0)
         scales, zeros = [], []
-        for _, block in weight.blocks():
-            packed = quantise(block, scheme)
+        for start, stop in weight.ranges():
+            packed = packed_rows(weight, scheme, start, stop)
             self._file.write(np.ascontiguousarray(packed.values).data)
             scales.append(packed.scales)
             if packed.zeros is not None:
