@@ -63,13 +63,16 @@ class Integers:
 
     def __call__(self, start: int, stop: int) -> NDArray[np.float32]:
         """Read rows [start, stop) as float32, columns in their places."""
-        stored = dequantise(self.packed(start, stop), self.scheme)
-        index = self.order() if self.order else None
+        stored, index = dequantise(self.packed(start, stop), self.scheme), self.index()
         if index is None:
             return stored
         rows = np.empty_like(stored)
         rows[:, index] = stored
         return rows
+
+    def index(self) -> NDArray[np.int64] | None:
+        """Read which column each stored one is, or None where they stand in their places."""
+        return self.order() if self.order else None
 
     def take(self, index: NDArray[np.int64]) -> Integers:
         """Return chosen rows, in the order of the index."""

@@ -88,7 +88,7 @@ def _regrouped(packed: Packed, source: Scheme, scheme: Scheme) -> Packed:
 
 
 def packed_rows(weight: Weight, scheme: Scheme, start: int, stop: int) -> Packed:
-    """Return rows [start, stop) of a weight in its scheme: the source's integers where they are kept, or quantised anew.
+    """Return rows [start, stop) of a weight by a scheme: the source's integers where they are kept, or quantised anew.
 
     Raises:
       RecipeError: Unknown method, or columns that the group does not divide.
@@ -115,9 +115,8 @@ def ordered(graph: Graph) -> Graph:
     nodes: list[Node] = []
     known: dict[tuple[str, bytes], str] = {}
     for node in graph.nodes:
-        integers = _out_of_order(node.weight) if isinstance(node, Linear) else None
-        if isinstance(node, Linear) and integers and integers.order:
-            index, x = integers.order(), node.x
+        if isinstance(node, Linear) and (integers := _out_of_order(node.weight)):
+            index, x = integers.index(), node.x
             if index is not None:
                 key = node.x, index.tobytes()
                 if key not in known:
@@ -140,7 +139,7 @@ def _out_of_order(weight: Weight) -> Integers | None:
 def _in_place(weight: Weight) -> Weight:
     """Return a table without its columns' order where they stand in their places."""
     integers = _out_of_order(weight)
-    if integers and integers.order and integers.order() is None:
+    if integers and integers.index() is None:
         return replace(weight, rows=integers.as_stored())
     return weight
 
