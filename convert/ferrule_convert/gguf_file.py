@@ -78,6 +78,8 @@ def _weight(name: str, tensor: Any, order: NDArray[np.int64] | None, path: Path)
     kind = GGMLQuantizationType(tensor.tensor_type)
     shape = tuple(int(size) for size in reversed(tensor.shape))
     stored: NDArray[Any] = tensor.data
+    if stored.dtype == np.uint8 and len(shape) != 2:
+        raise CheckpointError(f"{path}: `{tensor.name}` is stored as {kind.name}, but is no matrix", hint="damaged?")
 
     def blocks(start: int, stop: int) -> NDArray[Any]:
         return np.ascontiguousarray(stored[start:stop] if order is None else stored[order[start:stop]])
