@@ -79,7 +79,9 @@ def _weight(name: str, tensor: Any, order: NDArray[np.int64] | None, path: Path)
     shape = tuple(int(size) for size in reversed(tensor.shape))
     stored: NDArray[Any] = tensor.data
     if stored.dtype == np.uint8 and len(shape) != 2:
-        raise CheckpointError(f"{path}: `{tensor.name}` is stored as {kind.name}, but is no matrix", hint="damaged?")
+        raise CheckpointError(
+            f"{path}: `{tensor.name}` is stored as {kind.name}, but is no matrix", hint="use another file"
+        )
 
     def blocks(start: int, stop: int) -> NDArray[Any]:
         return np.ascontiguousarray(stored[start:stop] if order is None else stored[order[start:stop]])
