@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from ferrule_runtime.errors import CheckpointError
 from ferrule_runtime.registry import load_module, module_names
 
+from . import gguf_blocks
 from .checkpoint import Checkpoint, finite
 from .gguf_names import GgufNames
 from .gguf_tokenizer import tokenizer_json
-from .graph import Weight
+from .graph import Integers, Weight
+from .schemes import Packed
 
 __all__ = ["read"]
 
@@ -76,14 +78,29 @@ def _weight(name: str, tensor: Any, order: NDArray[np.int64] | None, path: Path)
     kind = GGMLQuantizationType(tensor.tensor_type)
     shape = tuple(int(size) for size in reversed(tensor.shape))
     stored: NDArray[Any] = tensor.data
+    if stored.dtype == np.uint8 and len(shape) != 2:
+        raise CheckpointError(
+            f"{path}: `{tensor.name}` is stored as {kind.name}, but is no matrix", hint="use another file"
+        )
+
+    def blocks(start: int, stop: int) -> NDArray[Any]:
+        return np.ascontiguousarray(stored[start:stop] if order is None else stored[order[start:stop]])
 
     def rows(start: int, stop: int) -> NDArray[np.float32]:
-        block = stored[start:stop] if order is None else stored[order[start:stop]]
         # A copy, so that no view keeps pages of the file alive.
-        values = np.array(dequantize(np.ascontiguousarray(block), kind), dtype=np.float32)
+        values = np.array(dequantize(blocks(start, stop), kind), dtype=np.float32)
         return finite(values, name, start, path)
 
-    return Weight(name, shape, rows, kind.name)
+    if kind.name not in gguf_blocks.INTEGERS:
+        return Weight(name, shape, rows, kind.name, lost=gguf_blocks.lost(kind.name))
+    scheme, packed_from = gguf_blocks.INTEGERS[kind.name]
+
+    def packed(start: int, stop: int) -> Packed:
+        read = packed_from(blocks(start, stop))
+        finite(read.scales, name, start, path, "scales")
+        return read
+
+    return Weight(name, shape, Integers(scheme, packed), kind.name)
 
 
 def _family(architecture: object, path: Path) -> GgufNames:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .schemes import Scheme
+from .schemes import Packed, Scheme, dequantise
 
 __all__ = [
     "GLU",
@@ -24,6 +24,7 @@ __all__ = [
     "Decay",
     "DeltaNet",
     "Graph",
+    "Integers",
     "Linear",
     "Node",
     "RMSNorm",
@@ -32,6 +33,7 @@ __all__ = [
     "Rows",
     "Sigmoid",
     "Slice",
+    "Take",
     "Weight",
     "widths",
 ]
@@ -45,6 +47,53 @@ INPUT = "embeddings"
 _BLOCK = 1 << 18
 
 
+@dataclass(frozen=True, eq=False)
+class Integers:
+    """Reads a matrix that its checkpoint holds as integers; called as `Rows`, it gives the floats that they stand for.
+
+    As a weight's `rows` it says that these are the weight's values: a reader put around it has no integers to keep.
+
+    Attributes:
+      scheme: The source's bits, group and zero points; its method is what the source calls itself.
+      packed: Reads rows [start, stop) in MatMulNBits' layout, columns in the order in which they share scales.
+      order: Reads which column each stored one is (act-order), or None where they stand in their places; None itself
+        where the source has no such order. Lazy, since it lies among the weights.
+    """
+
+    scheme: Scheme
+    packed: Callable[[int, int], Packed]
+    order: Callable[[], NDArray[np.int64] | None] | None = None
+
+    def __call__(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Read rows [start, stop) as float32, columns in their places."""
+        stored, index = dequantise(self.packed(start, stop), self.scheme), self.index()
+        if index is None:
+            return stored
+        rows = np.empty_like(stored)
+        rows[:, index] = stored
+        return rows
+
+    def index(self) -> NDArray[np.int64] | None:
+        """Read which column each stored one is, or None where they stand in their places."""
+        return self.order() if self.order else None
+
+    def take(self, index: NDArray[np.int64]) -> Integers:
+        """Return chosen rows, in the order of the index."""
+
+        def packed(start: int, stop: int) -> Packed:
+            wanted = index[start:stop]
+            low, high = int(wanted.min()), int(wanted.max()) + 1
+            block, pick = self.packed(low, high), wanted - low
+            zeros = None if block.zeros is None else block.zeros[pick]
+            return Packed(block.values[pick], block.scales[pick], zeros)
+
+        return replace(self, packed=packed)
+
+    def as_stored(self) -> Integers:
+        """Return the same with the columns as they are stored: for an input whose features were brought in order."""
+        return replace(self, order=None)
+
+
 @dataclass(frozen=True)
 class Weight:
     """A tensor of the model, not yet read.
@@ -55,6 +104,7 @@ class Weight:
       rows: Reads a block of it.
       stored: The source's own number format, such as `BF16` or `Q4_1`.
       scheme: How it will be quantised; None keeps float32.
+      lost: Why the integers that the source holds are of no use, or None where it holds floats or `integers`.
     """
 
     name: str
@@ -62,6 +112,16 @@ class Weight:
     rows: Rows
     stored: str
     scheme: Scheme | None = None
+    lost: str | None = None
+
+    @property
+    def integers(self) -> Integers | None:
+        """The source's own integers, or None where it holds none or the values are others by now."""
+        return self.rows if isinstance(self.rows, Integers) else None
+
+    def changed(self, rows: Rows, why: str) -> Weight:
+        """Return the weight with other values; integers of the source, if it has any, are lost, and it says why."""
+        return replace(self, rows=rows, lost=why if self.integers else self.lost)
 
     @property
     def count(self) -> int:
@@ -228,6 +288,19 @@ class Slice(Node):
         return (self.x,)
 
 
+@dataclass(frozen=True, eq=False)
+class Take(Node):
+    """y[:, i] = x[:, index[i]]: features in another order."""
+
+    x: str
+    index: NDArray[np.int64]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the values it reads."""
+        return (self.x,)
+
+
 @dataclass(frozen=True)
 class CausalConv(Node):
     """y = silu of a convolution over time, each feature with its own kernel; remembers the last inputs.
@@ -356,6 +429,8 @@ def widths(graph: Graph) -> dict[str, int]:
                 found[node.name] = node.heads * node.value_size
             case Slice():
                 found[node.name] = node.stop - node.start
+            case Take():
+                found[node.name] = len(node.index)
             case _:
                 found[node.name] = found[node.inputs[0]]
     return found

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ferrule_runtime.errors import CheckpointError
 
-from . import hf_chat, safetensors_file
+from . import hf_chat, safetensors_file, stored
 from .checkpoint import Checkpoint
 from .graph import Weight
 from .safetensors_file import printable, unique_pairs
@@ -85,14 +85,8 @@ def _positive(config: Mapping[str, Any], key: str, folder: Path, kinds: type[int
         raise CheckpointError(f"{folder}/config.json: `{key}` is {printable(value)}", hint="fetch the file again")
 
 
-def _refuse(raw: Mapping[str, Any], config: Mapping[str, Any], folder: Path) -> None:
+def _refuse(config: Mapping[str, Any], folder: Path) -> None:
     """Refuse what would be read as another model than it is."""
-    quantised = _object(raw, "quantization_config", folder) or _object(config, "quantization_config", folder)
-    if quantised:
-        raise CheckpointError(
-            f"{folder}: its weights are quantised already ({printable(quantised.get('quant_method'))})",
-            hint="convert the release that is not",
-        )
     for source in (_object(config, "rope_parameters", folder), _object(config, "rope_scaling", folder)):
         how = source.get("rope_type", source.get("type", "default"))
         if how != "default":
@@ -113,7 +107,9 @@ def _config(folder: Path) -> dict[str, Any]:
     text = _object(raw, "text_config", folder) or raw
     kind = str(text.get("model_type", raw.get("model_type"))).removesuffix("_text")
     config: dict[str, Any] = {**text, "model_type": kind}
-    _refuse(raw, config, folder)
+    _refuse(config, folder)
+    key = "quantization_config"
+    config[key] = _object(raw, key, folder) or _object(config, key, folder)
     rope = _object(config, "rope_parameters", folder)
     for key, default in (("rope_theta", None), ("partial_rotary_factor", 1.0)):
         config[key] = rope.get(key, config.get(key, default))
@@ -133,11 +129,11 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _files(folder: Path) -> tuple[dict[str, Weight], list[str]]:
+def _files(folder: Path, packed: Callable[[str], bool]) -> tuple[dict[str, Weight], list[str]]:
     """Return every tensor of every shard, and what is to be said."""
 
     def unread(name: str) -> bool:
-        return skipped_part(name) is not None
+        return packed(name) or skipped_part(name) is not None
 
     if not (folder / _INDEX).is_file():
         if not (folder / _ONE).is_file():
@@ -229,7 +225,11 @@ def read(folder: Path) -> Checkpoint:
       CheckpointError: A part is missing, malformed, or contradicts another.
     """
     config = _config(folder)
-    files, notes = _files(folder)
+    quantised = config["quantization_config"]
+    container = stored.container(quantised, folder)
+    files, notes = _files(folder, lambda name: stored.is_packed(container, name))
+    if container:
+        files = stored.assembled(container, quantised, files, folder)
     tensors, config, said = _tensors(files, config, folder)
     notes += said
     text = _tokenizer(folder)

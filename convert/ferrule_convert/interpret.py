@@ -28,9 +28,11 @@ from .graph import (
     Rope,
     Sigmoid,
     Slice,
+    Take,
     Weight,
 )
-from .schemes import dequantise, quantise
+from .kept import packed_rows
+from .schemes import dequantise
 
 __all__ = ["Memory", "embed", "head_logits", "interpret", "rotate", "run_nodes", "weight_rows"]
 
@@ -60,9 +62,10 @@ class Memory:
 
 
 def weight_rows(weight: Weight, start: int, stop: int) -> Array:
-    """Read rows of a weight as its scheme leaves them: quantised and back, or as they are."""
-    rows = weight.rows(start, stop)
-    return rows if weight.scheme is None else dequantise(quantise(rows, weight.scheme), weight.scheme)
+    """Read rows of a weight as its scheme leaves them: what its integers stand for, or as they are."""
+    if weight.scheme is None:
+        return weight.rows(start, stop)
+    return dequantise(packed_rows(weight, weight.scheme, start, stop), weight.scheme)
 
 
 def _times(x: Array, weight: Weight, first: int, last: int) -> Array:
@@ -150,6 +153,11 @@ def _(node: Add, values: dict[str, Array], memory: Memory) -> Array:
 @_run.register
 def _(node: Slice, values: dict[str, Array], memory: Memory) -> Array:
     return values[node.x][:, node.start : node.stop]
+
+
+@_run.register
+def _(node: Take, values: dict[str, Array], memory: Memory) -> Array:
+    return values[node.x][:, node.index]
 
 
 @_run.register

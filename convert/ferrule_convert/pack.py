@@ -28,6 +28,7 @@ from .check import gate
 from .checkpoint import Checkpoint
 from .formats import export, memory_facts
 from .graph import Graph
+from .kept import tally
 from .recipe import Recipe, apply, describe
 
 __all__ = ["Options", "convert"]
@@ -159,11 +160,14 @@ def convert(
         raise UsageError(
             f"a context of {context} tokens; the model reaches {plain.context}", hint="a smaller --context"
         )
+    matrices = tally(graph)
     # Without the tensors, which know where they lie but cannot be sent.
     chat = apart(chat_format, replace(checkpoint, tensors={}), options.dialect)
     _room(graph, out)
     with _beside(out) as folder:
         progress(f"writing {human(_bits_per_weight(graph) / 8 * graph.parameters)} of weights as {recipe.name}")
+        for line in matrices.lines():
+            progress(line)
         exported = export(form, graph, folder, context, target.accuracy_level)
         (folder / "tokenizer.json").write_text(checkpoint.tokenizer_json, encoding="utf-8")
         (folder / "template.jinja").write_text(chat.template, encoding="utf-8")
@@ -178,7 +182,11 @@ def convert(
                 "parameters": plain.parameters,
             },
             architecture={"family": plain.family, **plain.facts},
-            recipe={**describe(recipe), "bits_per_weight": round(_bits_per_weight(graph), 3)},
+            recipe={
+                **describe(recipe),
+                "bits_per_weight": round(_bits_per_weight(graph), 3),
+                "matrices": matrices.to_json(),
+            },
             target=target.name,
             form=form,
             engine=exported.engine,

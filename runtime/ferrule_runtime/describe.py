@@ -36,11 +36,14 @@ def _manifest_lines(manifest: Manifest) -> list[str]:
         distance = f"not measured ({found['skipped']})"
     else:
         distance = f"KL {found['kl']:.4f}, top-1 {100 * found['top1']:.1f} % over {found['positions']} positions"
+    bits = f"{recipe['bits_per_weight']} bits per weight"
+    if kept := recipe.get("matrices", {}).get("kept"):
+        bits += f", {kept} matrices with the checkpoint's own integers"
     return [
         f"bundle      {manifest.name}, {human(manifest.bytes)}",
         f"checkpoint  {checkpoint['name']}, {checkpoint['parameters'] / 1e6:.1f} M weights, {checkpoint['licence']}",
         f"model       {facts['family']}, {sizes}",
-        f"recipe      {recipe['key']}, {recipe['bits_per_weight']} bits per weight",
+        f"recipe      {recipe['key']}, {bits}",
         f"made for    {manifest.target}, {manifest.form} on {manifest.engine}",
         f"talks       {manifest.dialect}, stops at {list(manifest.stop_tokens)}, context {manifest.context}",
         f"fidelity    {distance}",
@@ -79,7 +82,14 @@ def inspect(options: argparse.Namespace) -> int:
         for name, facts in found.memory.items()
     }
     if options.json:
-        recipes = {name: {"bytes": found.bytes[name], "memory": _plan_json(plan)} for name, plan in plans.items()}
+        recipes = {
+            name: {
+                "bytes": found.bytes[name],
+                "memory": _plan_json(plan),
+                "matrices": found.matrices[name].to_json(),
+            }
+            for name, plan in plans.items()
+        }
         emit(
             "inspect",
             {"checkpoint": found.facts, "target": options.target, "recipes": recipes, "refused": found.refused},
@@ -91,6 +101,8 @@ def inspect(options: argparse.Namespace) -> int:
     say(f"{'recipe':10}  {'on disk':>10}  {'in memory':>10}  at context {context} on {options.target}")
     for name, plan in sorted(plans.items(), key=lambda item: -item[1].total):
         say(f"{name:10}  {human(found.bytes[name]):>10}  {human(plan.total):>10}")
+        for line in found.matrices[name].lines():
+            say(f"{'':10}  {line}")
     for name, reason in found.refused.items():
         say(f"{name:10}  refused: {reason}")
     return 0

@@ -76,6 +76,27 @@ def test_weights_that_are_not_finite_are_named_and_counted_when_read(tmp_path: P
         weight.all()
 
 
+def test_scales_that_are_not_finite_are_counted_when_read(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", kind=Kind.Q4_0).path
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}["blk.0.ffn_up.weight"]
+    raw = bytearray(path.read_bytes())
+    for block in (0, 5):  # of 18 bytes, a float16 first
+        struct.pack_into("<e", raw, found.data_offset + 18 * block, float("nan"))
+    path.write_bytes(raw)
+    weight = open_checkpoint(path).tensors["model.layers.0.mlp.up_proj.weight"]
+    with pytest.raises(CheckpointError, match=r"mlp.up_proj.weight` holds 2 scales that are not finite"):
+        weight.all()
+
+
+def test_a_quantised_vector_is_refused(tmp_path: Path, tiny: Tiny) -> None:
+    raw = bytearray(tiny.path.read_bytes())
+    name = b"blk.1.attn_norm.weight"
+    struct.pack_into("<I", raw, raw.index(name) + len(name) + 4 + 8, Kind.Q8_0)
+    (tmp_path / "m.gguf").write_bytes(raw)
+    with pytest.raises(CheckpointError, match="is stored as Q8_0, but is no matrix"):
+        open_checkpoint(tmp_path / "m.gguf")
+
+
 def test_an_unknown_tensor_is_refused_and_not_dropped(tmp_path: Path, tiny: Tiny) -> None:
     data = tiny.path.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_uq.weight")
     path = tmp_path / "m.gguf"

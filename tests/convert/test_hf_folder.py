@@ -108,7 +108,7 @@ def test_shards_that_are_missing_doubled_or_disagree_with_the_index_are_refused(
         ({"rms_norm_eps": float("nan")}, "`rms_norm_eps` is nan"),
         ({"rope_parameters": [1]}, "`rope_parameters` is"),
         ({"text_config": 3}, "`text_config` is 3"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"quantised already \(gptq\)"),
+        ({"quantization_config": {"quant_method": "fp8"}}, r"quantised already \(fp8\)"),
         ({"mlp_bias": True}, "`mlp_bias` is set"),
         ({"eos_token_id": 272}, "`eos_token_id` 272 of 272 tokens"),
         ({"eos_token_id": "2"}, "`eos_token_id` 2 of 272 tokens"),

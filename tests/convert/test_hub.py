@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from checkpoints import Tiny
 from folders import write_llama
+from quantised import write_quantised
 
 from ferrule_convert.hub import is_hub_id
 
@@ -123,6 +124,18 @@ def test_a_header_longer_than_the_first_request_is_asked_for_again(hub: Hub, tmp
     done = ferrule(hub, tmp_path, "inspect", "org/tiny", "--target", "host")
     assert done.returncode == 0, done.stderr
     assert [size for name, size in hub.sent if name == path.name] == [100_000, length + 150_008]
+
+
+def test_headers_of_a_quantised_release_say_what_its_recipes_keep(hub: Hub, tmp_path: Path) -> None:
+    for path in hub.folder.iterdir():
+        path.unlink()
+    write_quantised(hub.folder, act_order=True, layers=4)
+    done = ferrule(hub, tmp_path, "inspect", "org/tiny", "--target", "host", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [name for name, _ in hub.sent if name.endswith(".safetensors")] == ["model.safetensors"]
+    found = json.loads(done.stdout)
+    assert found["recipes"]["w4g32"]["matrices"]["kept"] == 28
+    assert "it is not counted" in found["checkpoint"]["notes"][-1]
 
 
 def test_convert_brings_what_it_reads_and_then_needs_no_hub(hub: Hub, tmp_path: Path) -> None:

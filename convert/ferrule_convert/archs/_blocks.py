@@ -19,11 +19,13 @@ Array = NDArray[np.float32]
 
 def each(weight: Weight, change: Callable[[Array], Array]) -> Weight:
     """Return a weight whose rows are changed by a function as they are read."""
-    return replace(weight, rows=lambda start, stop: change(weight.rows(start, stop)))
+    return weight.changed(lambda start, stop: change(weight.rows(start, stop)), "its values are changed")
 
 
 def take(weight: Weight, index: NDArray[np.int64], name: str) -> Weight:
-    """Return chosen rows of a weight, in the order of the index."""
+    """Return chosen rows of a weight, in the order of the index; integers of the source stay what they are."""
+    if weight.integers:
+        return replace(weight, name=name, shape=(len(index), *weight.shape[1:]), rows=weight.integers.take(index))
 
     def rows(start: int, stop: int) -> Array:
         wanted = index[start:stop]

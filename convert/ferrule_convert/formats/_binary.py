@@ -13,7 +13,7 @@ from ferrule_runtime.bundle import Table
 
 from ..abreast import abreast
 from ..graph import Weight
-from ..schemes import quantise
+from ..kept import packed_rows
 
 __all__ = ["ALIGNMENT", "BinaryFile"]
 
@@ -48,7 +48,7 @@ class BinaryFile:
         return offset, values.nbytes
 
     def write_table(self, weight: Weight) -> Table:
-        """Quantise and write a matrix block by block: integers as they come, then all scales, then all zero points."""
+        """Pack and write a matrix block by block: integers as they come, then all scales, then all zero points."""
         rows, columns = weight.shape
         values = self._align()
         scheme = weight.scheme
@@ -57,7 +57,7 @@ class BinaryFile:
                 self._file.write(np.ascontiguousarray(block).data)
             return Table(self.name, rows, columns, 32, columns, values, 0, 0)
         scales, zeros = [], []
-        for packed in abreast(lambda span: quantise(weight.rows(*span), scheme), weight.spans()):
+        for packed in abreast(lambda span: packed_rows(weight, scheme, *span), weight.spans()):
             self._file.write(np.ascontiguousarray(packed.values).data)
             scales.append(packed.scales)
             if packed.zeros is not None:

@@ -37,6 +37,7 @@ from ..graph import (
     RopeTable,
     Sigmoid,
     Slice,
+    Take,
     Weight,
 )
 from . import Exported
@@ -205,6 +206,11 @@ class _Graph:
         bounds = [self.builder.constant(f"at.{place}", np.array([place])) for place in (node.start, node.stop)]
         last = self.builder.constant("axis.last", np.array([-1]))
         self.builder.op("Slice", [node.x, *bounds, last], [node.name], node.name)
+
+    @write.register
+    def _(self, node: Take) -> None:
+        index = self.builder.constant(f"{node.name}.index", node.index)
+        self.builder.op("Gather", [node.x, index], [node.name], node.name, axis=2)
 
     @write.register
     def _(self, node: CausalConv) -> None:

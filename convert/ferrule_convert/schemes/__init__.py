@@ -15,7 +15,10 @@ from ferrule_runtime.errors import RecipeError
 from ferrule_runtime.head import unpack
 from ferrule_runtime.registry import load_module
 
-__all__ = ["Packed", "Scheme", "dequantise", "pack", "quantise"]
+__all__ = ["GROUPS", "Packed", "Scheme", "dequantise", "pack", "quantise"]
+
+# What MatMulNBits' fast paths take.
+GROUPS = (16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
