@@ -139,10 +139,10 @@ class Weight:
         """Read the whole tensor."""
         return self.rows(0, self.shape[0])
 
-    def spans(self, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int]]:
-        """Cut rows [first, last), or all, into blocks that the caches hold: (first row, row behind the last)."""
+    def spans(self, first: int = 0, last: int | None = None, *, elements: int = _BLOCK) -> Iterator[tuple[int, int]]:
+        """Cut rows [first, last), or all, into blocks of about `elements`: (first row, row behind the last)."""
         stop = self.shape[0] if last is None else last
-        step = max(1, _BLOCK // max(1, self.count // self.shape[0]))
+        step = max(1, elements // max(1, self.count // self.shape[0]))
         for start in range(first, stop, step):
             yield start, min(start + step, stop)
 
