@@ -105,16 +105,16 @@ def measure_fidelity(bundle: Bundle, checkpoint: Checkpoint, plain: Graph, progr
     progress(f"comparing with the float model over {len(tokens)} tokens")
     engine = load(bundle, threads=0, context=min(WINDOW, bundle.manifest.context), chunk=128)
     parts = []
-    for window in windows(tokens):
+    for window in windows(tokens, bundle.manifest.context):
         engine.reset()
         parts.append(engine.feed(window, every=True))
-    reference = reference_hidden(checkpoint.sha256(), checkpoint, tokens)
+    reference = reference_hidden(checkpoint.sha256(), checkpoint, tokens, bundle.manifest.context)
     return _distance(bundle, plain, tokens, reference, np.concatenate(parts))
 
 
 def _distance(bundle: Bundle, plain: Graph, tokens: Sequence[int], reference: Array, hidden: Array) -> dict[str, Any]:
     parts = ((first, stop, head.logits) for first, stop, head in head_parts(bundle.file("head.onnx")))
-    return compare(tokens, reference, hidden, plain, parts).to_json()
+    return compare(windows(tokens, bundle.manifest.context), reference, hidden, plain, parts).to_json()
 
 
 def _talk(bundle: Bundle, tokenizer_json: str, limit: int | None) -> tuple[list[Case], list[int]]:
@@ -139,7 +139,13 @@ def gate(
     """
     progress("checking template and tool calls")
     cases, tokens = apart(_talk, bundle, checkpoint.tokenizer_json, None if fidelity else _COMPARED)
-    text = windows(tokens)
+    context = bundle.manifest.context
+    if (needed := max(len(case.prompt) + len(case.call) for case in cases)) > context:
+        raise BundleError(
+            f"a context of {context} tokens does not hold the golden calls, which take {needed}",
+            hint=f"--context {needed} or more",
+        )
+    text = windows(tokens, context)
     progress(f"running {len(tokens)} tokens and {len(cases)} golden calls through the engine, compared with the graph")
     hidden, chain, worst = run_blocks(bundle, graph, [*text, *([*case.prompt, *case.call[:-1]] for case in cases)])
     ends = slice(max(0, len(chain) - 16), len(chain))
@@ -154,7 +160,7 @@ def gate(
     distance: dict[str, Any] = {"skipped": "--no-fidelity"}
     if fidelity:
         progress("comparing with the float model")
-        reference = reference_hidden(bundle.manifest.checkpoint["sha256"], checkpoint, tokens)
+        reference = reference_hidden(bundle.manifest.checkpoint["sha256"], checkpoint, tokens, context)
         distance = _distance(bundle, plain, tokens, reference, np.concatenate(hidden[: len(text)]))
     agreement = Agreement(worst, noise, len(chain))
     return Checked(distance | {"engine": vars(agreement)}, (GOLDEN_FILE,))

@@ -36,7 +36,7 @@ NEAR_TIE = 0.1
 WINDOW = 512
 # Positions whose logits of one range are worked on at once: few enough for the caches.
 _AT_ONCE = 128
-_VERSION = "1"
+_VERSION = "2"
 # What OpenBLAS's kernels for Skylake-X are compiled for.
 _AVX512 = {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"}
 
@@ -92,27 +92,29 @@ def fidelity_tokens(tokenizer_json: str, limit: int | None = None) -> list[int]:
     return ids[:limit] if limit else ids
 
 
-def windows(tokens: Sequence[int]) -> list[list[int]]:
-    """Cut a text into conversations that each start from an empty state."""
-    return [list(tokens[start : start + WINDOW]) for start in range(0, len(tokens), WINDOW)]
+def windows(tokens: Sequence[int], context: int = WINDOW) -> list[list[int]]:
+    """Cut a text into conversations that each start from an empty state and that a context holds."""
+    size = min(WINDOW, context)
+    return [list(tokens[start : start + size]) for start in range(0, len(tokens), size)]
 
 
 def _digest(tokens: Sequence[int]) -> str:
     return hashlib.sha256(np.array(tokens, dtype=np.int64).tobytes()).hexdigest()
 
 
-def reference_hidden(identity: str, checkpoint: Checkpoint, tokens: Sequence[int]) -> Array:
+def reference_hidden(identity: str, checkpoint: Checkpoint, tokens: Sequence[int], context: int = WINDOW) -> Array:
     """Return the float model's hidden states over the text, [tokens, hidden]; computed once, then cached.
 
     Args:
       identity: The checkpoint's `sha256()`, which names the cached file.
       checkpoint: The model.
       tokens: Of the text.
+      context: Of the bundle that it is compared with: its windows are no longer.
 
     Raises:
       EngineError: It cannot be computed here.
     """
-    key = hashlib.sha256(f"{_VERSION} {identity} {_digest(tokens)}".encode()).hexdigest()
+    key = hashlib.sha256(f"{_VERSION} {identity} {_digest(tokens)} {min(WINDOW, context)}".encode()).hexdigest()
     path = cache_folder() / "reference" / f"{key}.npy"
     try:
         known: Array = np.load(path)
@@ -121,7 +123,7 @@ def reference_hidden(identity: str, checkpoint: Checkpoint, tokens: Sequence[int
             return known
     except (OSError, ValueError, EOFError):
         pass  # not there, or damaged: compute it
-    arguments = [checkpoint.path.absolute(), *([checkpoint.lora.absolute()] if checkpoint.lora else [])]
+    arguments = [context, checkpoint.path.absolute(), *([checkpoint.lora.absolute()] if checkpoint.lora else [])]
     hidden = worker("reference_worker", "the float model", np.array(tokens), arguments, _fast_products())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -184,12 +186,16 @@ class _Logits:
 
 
 def compare(
-    tokens: Sequence[int], reference: Array, hidden: Array, graph: Graph, parts: Iterable[tuple[int, int, Logits]]
+    text: Sequence[Sequence[int]],
+    reference: Array,
+    hidden: Array,
+    graph: Graph,
+    parts: Iterable[tuple[int, int, Logits]],
 ) -> Fidelity:
     """Compare a model with the float model over a text, a range of the vocabulary at a time.
 
     Args:
-      tokens: Of the text.
+      text: Tokens by window.
       reference: The float model's hidden states, [tokens, hidden].
       hidden: The other model's, [tokens, hidden].
       graph: Without schemes; its head turns the reference into logits.
@@ -198,7 +204,8 @@ def compare(
     Raises:
       BundleError: Logits that are not finite.
     """
-    following = np.concatenate([[*part[1:], -1] for part in windows(tokens)])
+    tokens = [token for window in text for token in window]
+    following = np.concatenate([[*window[1:], -1] for window in text])
     theirs, ours, moved = _Logits(len(tokens)), _Logits(len(tokens)), np.zeros(len(tokens))
 
     def fold(part: tuple[slice, int, Array, Array]) -> None:

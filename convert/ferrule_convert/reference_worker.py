@@ -21,11 +21,11 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `TOKENS.npy OUT.npy CHECKPOINT [LORA]`."""
-    given, taken, path, *lora = map(Path, arguments)
+    """Run `TOKENS.npy OUT.npy CONTEXT CHECKPOINT [LORA]`."""
+    given, taken, path, *lora = map(Path, [*arguments[:2], *arguments[3:]])
     try:
         graph = build(open_checkpoint(path, lora[0] if lora else None))
-        rows = [embed(graph, part) for part in windows(np.load(given).tolist())]
+        rows = [embed(graph, part) for part in windows(np.load(given).tolist(), int(arguments[2]))]
         for block in plan_blocks(graph):
             # No token follows, so what a block remembers can go with it.
             rows = run_nodes(block.nodes, block.start, rows, [Memory() for _ in rows])

@@ -9,7 +9,7 @@ from checkpoints import Tiny
 from ferrule_convert import fidelity
 from ferrule_convert.archs import build
 from ferrule_convert.checkpoint import open_checkpoint
-from ferrule_convert.fidelity import NEAR_TIE, WINDOW, compare, fidelity_tokens, reference_hidden, wilson
+from ferrule_convert.fidelity import NEAR_TIE, WINDOW, compare, fidelity_tokens, reference_hidden, wilson, windows
 from ferrule_convert.interpret import head_logits, interpret
 from ferrule_runtime.errors import BundleError, EngineError
 
@@ -38,7 +38,9 @@ def test_figures_equal_their_definitions_computed_plainly(tiny: Tiny) -> None:
     def part(first: int, stop: int) -> tuple[int, int, Callable[[np.ndarray], np.ndarray]]:
         return first, stop, lambda rows: head_logits(graph, rows, first, stop)
 
-    found = compare(tokens, hidden, moved, graph, [part(0, 100), part(100, 101), part(101, graph.head.shape[0])])
+    found = compare(
+        windows(tokens), hidden, moved, graph, [part(0, 100), part(100, 101), part(101, graph.head.shape[0])]
+    )
 
     def softmax(x: np.ndarray) -> np.ndarray:
         e = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True))
@@ -83,7 +85,7 @@ def test_logits_that_are_not_finite_are_no_distance(tiny: Tiny) -> None:
     hidden = np.zeros((4, 64), dtype=np.float32)
     head = (0, graph.head.shape[0], lambda rows: np.full((len(rows), graph.head.shape[0]), np.nan, dtype=np.float32))
     with pytest.raises(BundleError, match="at 4 of 4 positions the logits are not finite"):
-        compare([5, 6, 7, 8], hidden, hidden, graph, [head])
+        compare([[5, 6, 7, 8]], hidden, hidden, graph, [head])
 
 
 def test_a_reference_that_cannot_be_computed_says_why(tiny: Tiny, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A bundle is whole or not there."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -86,6 +87,19 @@ def test_a_recipe_that_the_target_does_not_take_is_refused_before_anything_is_wr
 def test_a_context_beyond_the_model_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the model reaches 2048"):
         make(tiny, tmp_path / "b", options=Options(context=4096))
+
+
+def test_a_context_that_does_not_hold_the_golden_calls_is_refused_and_one_that_does_is_not(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    with pytest.raises(BundleError, match="a context of 100 tokens does not hold the golden calls") as caught:
+        make(tiny, tmp_path / "b", options=Options(context=100))
+    needed = int(re.findall(r"--context (\d+) or more", caught.value.hint or "")[0])
+    with pytest.raises(BundleError, match=f"which take {needed}"):
+        make(tiny, tmp_path / "b", options=Options(context=needed - 1))
+    bundle = make(tiny, tmp_path / "b", options=Options(context=needed))
+    assert bundle.manifest.fidelity["positions"] > 2000
+    assert all(verdict.passed for verdict in replay(bundle))
 
 
 def _command(tiny: Tiny, out: Path) -> list[str]:
