@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 from ferrule_runtime.bundle import Bundle
 from ferrule_runtime.engines import load
 from ferrule_runtime.errors import BundleError
-from ferrule_runtime.golden import GOLDEN_FILE, Case, golden_cases, record
+from ferrule_runtime.golden import GOLDEN_FILE, record
 
 from .apart import apart
 from .blocks import plan_blocks, stream
 from .checkpoint import Checkpoint
-from .fidelity import WINDOW, compare, fidelity_tokens, reference_hidden, windows
+from .fidelity import compare, fidelity_windows, reference_hidden
 from .graph import Graph
 from .heads import head_parts, parted_logits
 from .interpret import Memory, embed, head_logits, run_nodes
+from .rehearsal import Rehearsal
 
 __all__ = ["Agreement", "Checked", "gate", "measure_fidelity", "run_blocks"]
 
@@ -101,28 +102,32 @@ def run_blocks(
 
 def measure_fidelity(bundle: Bundle, checkpoint: Checkpoint, plain: Graph, progress: Progress) -> dict[str, Any]:
     """Compare a whole bundle, in its engine, with the float model over the owned text."""
-    tokens = fidelity_tokens(checkpoint.tokenizer_json)
-    progress(f"comparing with the float model over {len(tokens)} tokens")
-    engine = load(bundle, threads=0, context=min(WINDOW, bundle.manifest.context), chunk=128)
+    text = apart(fidelity_windows, checkpoint.tokenizer_json, bundle.manifest.context, plain.parameters)
+    progress(f"comparing with the float model over {sum(map(len, text))} tokens")
+    engine = load(bundle, threads=0, context=max(map(len, text)), chunk=128)
     parts = []
-    for window in windows(tokens, bundle.manifest.context):
+    for window in text:
         engine.reset()
         parts.append(engine.feed(window, every=True))
-    reference = reference_hidden(checkpoint.sha256(), checkpoint, tokens, bundle.manifest.context)
-    return _distance(bundle, plain, tokens, reference, np.concatenate(parts))
+    return _distance(bundle, checkpoint.sha256(), checkpoint, plain, text, np.concatenate(parts))
 
 
-def _distance(bundle: Bundle, plain: Graph, tokens: Sequence[int], reference: Array, hidden: Array) -> dict[str, Any]:
+def _distance(
+    bundle: Bundle, identity: str, checkpoint: Checkpoint, plain: Graph, text: Sequence[Sequence[int]], hidden: Array
+) -> dict[str, Any]:
+    reference = reference_hidden(identity, checkpoint, text)
     parts = ((first, stop, head.logits) for first, stop, head in head_parts(bundle.file("head.onnx")))
-    return compare(windows(tokens, bundle.manifest.context), reference, hidden, plain, parts).to_json()
-
-
-def _talk(bundle: Bundle, tokenizer_json: str, limit: int | None) -> tuple[list[Case], list[int]]:
-    return golden_cases(bundle), fidelity_tokens(tokenizer_json, limit)
+    return compare(text, reference, hidden, plain, parts).to_json()
 
 
 def gate(
-    bundle: Bundle, checkpoint: Checkpoint, plain: Graph, graph: Graph, fidelity: bool, progress: Progress
+    bundle: Bundle,
+    checkpoint: Checkpoint,
+    plain: Graph,
+    graph: Graph,
+    rehearsed: Rehearsal,
+    fidelity: bool,
+    progress: Progress,
 ) -> Checked:
     """Check a bundle before it is given its name.
 
@@ -131,22 +136,17 @@ def gate(
       checkpoint: Where it came from.
       plain: The graph without schemes: the float model.
       graph: The graph as quantised.
+      rehearsed: Its golden calls, and the text.
       fidelity: Whether to compare with the float model.
       progress: Told what is being done.
 
     Raises:
-      BundleError: Values that are not finite, template, grammar or round trip failed, or engine and graph differ.
+      BundleError: Values that are not finite, or engine and graph differ.
+      EngineError: The engine or the float model cannot be run here.
     """
-    progress("checking template and tool calls")
-    cases, tokens = apart(_talk, bundle, checkpoint.tokenizer_json, None if fidelity else _COMPARED)
-    context = bundle.manifest.context
-    if (needed := max(len(case.prompt) + len(case.call) for case in cases)) > context:
-        raise BundleError(
-            f"a context of {context} tokens does not hold the golden calls, which take {needed}",
-            hint=f"--context {needed} or more",
-        )
-    text = windows(tokens, context)
-    progress(f"running {len(tokens)} tokens and {len(cases)} golden calls through the engine, compared with the graph")
+    cases, text = rehearsed.cases, rehearsed.text if fidelity else (rehearsed.text[0][:_COMPARED],)
+    count = sum(map(len, text))
+    progress(f"running {count} tokens and {len(cases)} golden calls through the engine, compared with the graph")
     hidden, chain, worst = run_blocks(bundle, graph, [*text, *([*case.prompt, *case.call[:-1]] for case in cases)])
     ends = slice(max(0, len(chain) - 16), len(chain))
     calls = [rows[len(case.prompt) - 1 :] for case, rows in zip(cases, hidden[len(text) :], strict=True)]
@@ -160,7 +160,7 @@ def gate(
     distance: dict[str, Any] = {"skipped": "--no-fidelity"}
     if fidelity:
         progress("comparing with the float model")
-        reference = reference_hidden(bundle.manifest.checkpoint["sha256"], checkpoint, tokens, context)
-        distance = _distance(bundle, plain, tokens, reference, np.concatenate(hidden[: len(text)]))
+        identity = bundle.manifest.checkpoint["sha256"]
+        distance = _distance(bundle, identity, checkpoint, plain, text, np.concatenate(hidden[: len(text)]))
     agreement = Agreement(worst, noise, len(chain))
     return Checked(distance | {"engine": vars(agreement)}, (GOLDEN_FILE,))

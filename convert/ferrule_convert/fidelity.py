@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +25,7 @@ from .checkpoint import Checkpoint
 from .graph import Graph
 from .interpret import head_logits
 
-__all__ = ["Fidelity", "compare", "fidelity_tokens", "reference_hidden", "wilson", "windows"]
+__all__ = ["Fidelity", "compare", "fidelity_windows", "reference_hidden", "wilson"]
 
 Array = NDArray[np.float32]
 # Gives logits [n, ids] of hidden states [n, hidden].
@@ -36,7 +37,11 @@ NEAR_TIE = 0.1
 WINDOW = 512
 # Positions whose logits of one range are worked on at once: few enough for the caches.
 _AT_ONCE = 128
-_VERSION = "2"
+# Products of a pass through the float model: 12 s of two AVX-512 cores.
+_WORK = 800_000_000_000
+# Positions that a comparison has at least.
+_FEWEST = 1024
+_VERSION = "3"
 # What OpenBLAS's kernels for Skylake-X are compiled for.
 _AVX512 = {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"}
 
@@ -85,46 +90,57 @@ def wilson(successes: int, count: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def fidelity_tokens(tokenizer_json: str, limit: int | None = None) -> list[int]:
-    """Return the tokens of the owned text."""
+def fidelity_windows(tokenizer_json: str, context: int, parameters: int) -> list[list[int]]:
+    """Return the owned text in conversations that each start from an empty state.
+
+    A large model gets every other window, or fewer: what the text costs grows with the model, and what it says does
+    not. The choice is by size alone, so every recipe of one model is compared over the same positions.
+
+    Args:
+      tokenizer_json: The tokenizer.
+      context: Positions of the bundle; no window is longer.
+      parameters: Of the model.
+
+    Returns:
+      Token ids by window.
+    """
     text = (resources.files("ferrule_convert.texts") / "fidelity.txt").read_text(encoding="utf-8")
-    ids = list(Tokenizer.from_str(tokenizer_json).encode(text, add_special_tokens=False).ids)
-    return ids[:limit] if limit else ids
-
-
-def windows(tokens: Sequence[int], context: int = WINDOW) -> list[list[int]]:
-    """Cut a text into conversations that each start from an empty state and that a context holds."""
+    tokens = list(Tokenizer.from_str(tokenizer_json).encode(text, add_special_tokens=False).ids)
     size = min(WINDOW, context)
-    return [list(tokens[start : start + size]) for start in range(0, len(tokens), size)]
+    every = [tokens[start : start + size] for start in range(0, len(tokens), size)]
+    kept = max(-(-_FEWEST // size), _WORK // (parameters * size))
+    if kept >= len(every):
+        return every
+    return [every[index * len(every) // kept] for index in range(kept)]
 
 
-def _digest(tokens: Sequence[int]) -> str:
-    return hashlib.sha256(np.array(tokens, dtype=np.int64).tobytes()).hexdigest()
+def _digest(text: Sequence[Sequence[int]]) -> str:
+    return hashlib.sha256(json.dumps([list(window) for window in text]).encode()).hexdigest()
 
 
-def reference_hidden(identity: str, checkpoint: Checkpoint, tokens: Sequence[int], context: int = WINDOW) -> Array:
-    """Return the float model's hidden states over the text, [tokens, hidden]; computed once, then cached.
+def reference_hidden(identity: str, checkpoint: Checkpoint, text: Sequence[Sequence[int]]) -> Array:
+    """Return the float model's hidden states over a text, [tokens, hidden]; computed once, then cached.
 
     Args:
       identity: The checkpoint's `sha256()`, which names the cached file.
       checkpoint: The model.
-      tokens: Of the text.
-      context: Of the bundle that it is compared with: its windows are no longer.
+      text: Token ids by window.
 
     Raises:
       EngineError: It cannot be computed here.
     """
-    key = hashlib.sha256(f"{_VERSION} {identity} {_digest(tokens)} {min(WINDOW, context)}".encode()).hexdigest()
+    key = hashlib.sha256(f"{_VERSION} {identity} {_digest(text)}".encode()).hexdigest()
     path = cache_folder() / "reference" / f"{key}.npy"
+    shape = (sum(map(len, text)), checkpoint.config["hidden_size"])
     try:
         known: Array = np.load(path)
-        shape = (len(tokens), checkpoint.config["hidden_size"])
         if known.shape == shape and known.dtype == np.float32 and np.isfinite(known).all():
             return known
     except (OSError, ValueError, EOFError):
         pass  # not there, or damaged: compute it
-    arguments = [context, checkpoint.path.absolute(), *([checkpoint.lora.absolute()] if checkpoint.lora else [])]
-    hidden = worker("reference_worker", "the float model", np.array(tokens), arguments, _fast_products())
+    lora = checkpoint.lora.absolute() if checkpoint.lora else ""
+    arguments = [checkpoint.path.absolute(), lora, *map(len, text)]
+    hidden = worker("reference_worker", "the float model", np.concatenate(text), arguments, _fast_products())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_suffix(f".{os.getpid()}.npy")
@@ -204,9 +220,9 @@ def compare(
     Raises:
       BundleError: Logits that are not finite.
     """
-    tokens = [token for window in text for token in window]
+    count = sum(map(len, text))
     following = np.concatenate([[*window[1:], -1] for window in text])
-    theirs, ours, moved = _Logits(len(tokens)), _Logits(len(tokens)), np.zeros(len(tokens))
+    theirs, ours, moved = _Logits(count), _Logits(count), np.zeros(count)
 
     def fold(part: tuple[slice, int, Array, Array]) -> None:
         of, first, a, b = part
@@ -217,7 +233,7 @@ def compare(
 
     for first, stop, logits_of in parts:
         a, b = head_logits(graph, reference, first, stop), logits_of(hidden)
-        cuts = [slice(at, at + _AT_ONCE) for at in range(0, len(tokens), _AT_ONCE)]
+        cuts = [slice(at, at + _AT_ONCE) for at in range(0, count, _AT_ONCE)]
         for _ in abreast(fold, [(of, first, a[of], b[of]) for of in cuts]):
             pass
     # KL = Σ p (log p - log q), with both logarithms as logits less the logarithm of their sum.
@@ -228,7 +244,7 @@ def compare(
     known = following >= 0
     low, high = wilson(int(same.sum()), len(same))
     return Fidelity(
-        positions=len(tokens),
+        positions=count,
         # Never negative but for rounding.
         kl=max(0.0, float(kl.mean())),
         kl_p99=float(np.percentile(kl, 99)),
@@ -239,5 +255,5 @@ def compare(
         top1_clear=float(same[~near].mean()) if (~near).any() else 1.0,
         perplexity=math.exp(float((ours.log_sum - ours.following)[known].mean())),
         perplexity_float=math.exp(float((theirs.log_sum - theirs.following)[known].mean())),
-        text=_digest(tokens),
+        text=_digest(text),
     )

@@ -14,18 +14,18 @@ from ferrule_runtime.errors import FerruleError
 from .archs import build
 from .blocks import plan_blocks
 from .checkpoint import open_checkpoint
-from .fidelity import windows
 from .interpret import Memory, embed, run_nodes
 
 __all__ = ["main"]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `TOKENS.npy OUT.npy CONTEXT CHECKPOINT [LORA]`."""
-    given, taken, path, *lora = map(Path, [*arguments[:2], *arguments[3:]])
+    """Run `TOKENS.npy OUT.npy CHECKPOINT LORA LENGTH...`: each length is the tokens of one window."""
+    given, taken, path = map(Path, arguments[:3])
+    ends = np.cumsum([int(length) for length in arguments[4:]])[:-1]
     try:
-        graph = build(open_checkpoint(path, lora[0] if lora else None))
-        rows = [embed(graph, part) for part in windows(np.load(given).tolist(), int(arguments[2]))]
+        graph = build(open_checkpoint(path, Path(arguments[3]) if arguments[3] else None))
+        rows = [embed(graph, window.tolist()) for window in np.split(np.load(given), ends)]
         for block in plan_blocks(graph):
             # No token follows, so what a block remembers can go with it.
             rows = run_nodes(block.nodes, block.start, rows, [Memory() for _ in rows])

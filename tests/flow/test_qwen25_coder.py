@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ferrule_convert.checkpoint import open_checkpoint
-from ferrule_convert.fidelity import fidelity_tokens
+from ferrule_convert.fidelity import fidelity_windows
 from ferrule_convert.pack import Options, convert
 from ferrule_convert.recipe import load_recipe
 from ferrule_runtime.engines import Engine, load
@@ -63,7 +63,7 @@ def transformers_model(qwen25_coder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def prompt(qwen25_coder: Path) -> list[int]:
-    return fidelity_tokens(open_checkpoint(qwen25_coder).tokenizer_json, PROMPT)
+    return fidelity_windows(open_checkpoint(qwen25_coder).tokenizer_json, PROMPT, 1)[0]
 
 
 def test_logits_of_a_prompt_equal_those_of_transformers(
