@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ferrule_runtime.errors import CheckpointError
 from ferrule_runtime.registry import load_module, module_names
 
+from . import gguf_config
 from .checkpoint import Checkpoint, finite
 from .gguf_names import GgufNames
 from .gguf_tokenizer import tokenizer_json
@@ -24,6 +25,8 @@ __all__ = ["read"]
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
+# One factor for each pair of a head's features, by which its frequency is divided (llama.cpp's converter for Llama 3).
+_ROPE_FACTORS = "rope_freqs.weight"
 
 _CONFIG = {
     "embedding_length": "hidden_size",
@@ -103,6 +106,8 @@ def _family(architecture: object, path: Path) -> GgufNames:
 def _tensors(reader: GGUFReader, config: Mapping[str, Any], names: GgufNames, path: Path) -> dict[str, Weight]:
     result: dict[str, Weight] = {}
     for tensor in reader.tensors:
+        if tensor.name == _ROPE_FACTORS:
+            continue  # a part of the configuration
         name = names.theirs(tensor.name)
         if name is None:
             raise CheckpointError(
@@ -125,7 +130,13 @@ def _tensors(reader: GGUFReader, config: Mapping[str, Any], names: GgufNames, pa
     return result
 
 
-def _config(meta: Mapping[str, Any], family: GgufNames, names: Iterable[str], path: Path) -> dict[str, Any]:
+def _factors(tensor: Any, path: Path) -> tuple[float, ...]:
+    if tensor.tensor_type != GGMLQuantizationType.F32:
+        raise CheckpointError(f"{path}: `{tensor.name}` is not stored as F32", hint="use another file")
+    return tuple(tensor.data.ravel().tolist())
+
+
+def _config(meta: Mapping[str, Any], family: GgufNames, tensors: Mapping[str, Any], path: Path) -> dict[str, Any]:
     architecture = family.architecture
     config: dict[str, Any] = {"model_type": family.model_type}
     for key, ours in _CONFIG.items():
@@ -135,13 +146,10 @@ def _config(meta: Mapping[str, Any], family: GgufNames, names: Iterable[str], pa
         config[ours] = value
     heads = config["num_attention_heads"]
     config["head_dim"] = meta.get(f"{architecture}.attention.key_length") or config["hidden_size"] // heads
-    config["tie_word_embeddings"] = "output.weight" not in names
+    config["tie_word_embeddings"] = "output.weight" not in tensors
     config["vocab_size"] = len(meta.get("tokenizer.ggml.tokens") or ())
-    scaling = meta.get(f"{architecture}.rope.scaling.type", "none")
-    if scaling != "none" or "rope_freqs.weight" in names:
-        raise CheckpointError(
-            f"{path}: its rotary embedding is scaled ({scaling})", hint="not supported by this reader"
-        )
+    factors = tensors.get(_ROPE_FACTORS)
+    config |= gguf_config.rope(meta, architecture, config["head_dim"], factors and _factors(factors, path), path)
     return config
 
 
@@ -154,7 +162,7 @@ def read(path: Path) -> Checkpoint:
     reader = _open(path)
     meta = _metadata(reader, path)
     family = _family(meta.get("general.architecture"), path)
-    config = _config(meta, family, {tensor.name for tensor in reader.tensors}, path)
+    config = _config(meta, family, {tensor.name: tensor for tensor in reader.tensors}, path)
     tensors = _tensors(reader, config, family, path)
     stops = {meta.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")} - {None}
     kinds = sorted({tensor.stored for tensor in tensors.values() if len(tensor.shape) > 1})

@@ -139,13 +139,19 @@ class RopeTable:
 
     Attributes:
       frequencies: Radians per position, one per pair of features, after any scaling.
+      magnitude: What turned features are multiplied by (YaRN's attention factor).
     """
 
     frequencies: tuple[float, ...]
+    magnitude: float = 1.0
 
-    def angles(self, start: int, stop: int) -> NDArray[np.float64]:
-        """Return angles of positions [start, stop): [positions, pairs]."""
-        return np.outer(np.arange(start, stop, dtype=np.float64), np.array(self.frequencies, dtype=np.float64))
+    def cos_sin(self, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return magnitude · cos and magnitude · sin of positions [start, stop): float32 [positions, pairs]."""
+        angles = np.outer(np.arange(start, stop, dtype=np.float64), np.array(self.frequencies, dtype=np.float64))
+        return (
+            (np.cos(angles) * self.magnitude).astype(np.float32),
+            (np.sin(angles) * self.magnitude).astype(np.float32),
+        )
 
 
 @dataclass(frozen=True)

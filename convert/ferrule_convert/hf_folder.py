@@ -93,15 +93,29 @@ def _refuse(raw: Mapping[str, Any], config: Mapping[str, Any], folder: Path) -> 
             f"{folder}: its weights are quantised already ({printable(quantised.get('quant_method'))})",
             hint="convert the release that is not",
         )
-    for source in (_object(config, "rope_parameters", folder), _object(config, "rope_scaling", folder)):
-        how = source.get("rope_type", source.get("type", "default"))
-        if how != "default":
-            raise CheckpointError(
-                f"{folder}: its rotary embedding is scaled ({printable(how)})", hint="not supported yet"
-            )
     for key in ("use_sliding_window", "attention_bias", "mlp_bias"):
         if config.get(key):
             raise CheckpointError(f"{folder}: `{key}` is set, which is not supported yet")
+
+
+def _rope(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the rotary embedding's values, as releases before `rope_parameters` have them.
+
+    `rope_scaling` is None where nothing is scaled, and has its kind as `rope_type` where something is.
+    """
+    # The first wins, as in transformers.
+    scaling = _object(config, "rope_scaling", folder) or _object(config, "rope_parameters", folder)
+    sources = (scaling, _object(config, "rope_parameters", folder), config)
+    found: dict[str, Any] = {"partial_rotary_factor": 1.0, "rope_scaling": None}
+    for key in ("rope_theta", "partial_rotary_factor"):
+        found[key] = next((one[key] for one in sources if one.get(key) is not None), found.get(key))
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind != "default":
+        # Some releases keep this value beside the others; there it wins, as in transformers.
+        key = "original_max_position_embeddings"
+        beside = {key: config[key]} if config.get(key) is not None else {}
+        found["rope_scaling"] = {**scaling, **beside, "rope_type": kind}
+    return found
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -114,9 +128,7 @@ def _config(folder: Path) -> dict[str, Any]:
     kind = str(text.get("model_type", raw.get("model_type"))).removesuffix("_text")
     config: dict[str, Any] = {**text, "model_type": kind}
     _refuse(raw, config, folder)
-    rope = _object(config, "rope_parameters", folder)
-    for key, default in (("rope_theta", None), ("partial_rotary_factor", 1.0)):
-        config[key] = rope.get(key, config.get(key, default))
+    config |= _rope(config, folder)
     for key in ("eos_token_id", "bos_token_id", "tie_word_embeddings"):
         # The whole release's word, or else the text model's.
         config[key] = config.get(key) if raw.get(key) is None else raw[key]

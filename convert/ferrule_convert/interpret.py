@@ -82,10 +82,10 @@ def _linear(node: Linear, x: Array) -> Array:
     return y if node.bias is None else y + node.bias.all()
 
 
-def rotate(x: Array, angles: NDArray[np.float64]) -> Array:
-    """Turn the pairs (i, i + pairs) of each head: x [tokens, heads, size], angles [tokens, pairs]."""
-    pairs = angles.shape[1]
-    cos, sin = (f(angles)[:, None, :].astype(np.float32) for f in (np.cos, np.sin))
+def rotate(x: Array, cos: Array, sin: Array) -> Array:
+    """Turn the pairs (i, i + pairs) of each head: x [tokens, heads, size], cos and sin [tokens, pairs]."""
+    pairs = cos.shape[1]
+    cos, sin = cos[:, None, :], sin[:, None, :]
     a, b, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
 
@@ -93,8 +93,8 @@ def rotate(x: Array, angles: NDArray[np.float64]) -> Array:
 @_run.register
 def _(node: Rope, values: dict[str, Array], memory: Memory) -> Array:
     x = values[node.x]
-    angles = node.table.angles(memory.position, memory.position + len(x))
-    return rotate(x.reshape(len(x), node.heads, -1), angles).reshape(x.shape)
+    cos, sin = node.table.cos_sin(memory.position, memory.position + len(x))
+    return rotate(x.reshape(len(x), node.heads, -1), cos, sin).reshape(x.shape)
 
 
 @_run.register

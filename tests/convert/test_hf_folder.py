@@ -97,7 +97,7 @@ def test_shards_that_are_missing_doubled_or_disagree_with_the_index_are_refused(
     ("change", "says"),
     [
         ({"hidden_size": None}, "no `hidden_size`"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "is scaled"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "is scaled by `dynamic`"),
         ({"layer_types": ["linear_attention"] * 3}, "3 layer types"),
         ({"layer_types": ["mamba"] * 4}, "layer types"),
         ({"model_type": "mamba"}, "unknown model family"),

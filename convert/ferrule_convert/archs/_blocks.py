@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoint import Checkpoint
-from ..graph import GLU, INPUT, Add, Attention, Graph, Linear, Node, RMSNorm, Rope, RopeTable, Weight
+from ..graph import GLU, INPUT, Add, Attention, Graph, Linear, Node, RMSNorm, Rope, Weight
+from ._rope import rope_table
 
 __all__ = ["Builder", "constant", "each", "take"]
 
@@ -94,8 +95,7 @@ class Builder:
         c = self.config
         heads, kv_heads, size = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
         turned = int(size * c.get("partial_rotary_factor", 1.0))
-        pairs = range(turned // 2)
-        table = RopeTable(tuple(float(c["rope_theta"]) ** (-2 * pair / turned) for pair in pairs))
+        table = rope_table(c["rope_theta"], size, turned, c.get("rope_scaling"), self.checkpoint.path)
         q = self.add(Rope(f"{at}.attention.q_turned", q, heads, table))
         k = self.add(Rope(f"{at}.attention.k_turned", k, kv_heads, table))
         return self.add(Attention(f"{at}.attention", q, k, v, heads, kv_heads, size, size**-0.5))

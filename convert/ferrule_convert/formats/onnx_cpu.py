@@ -128,6 +128,7 @@ class _Graph:
         self.builder = builder
         self.context = context
         self.ropes = {node.name: node for node in graph.nodes if isinstance(node, Rope)}
+        self.tables: dict[RopeTable, int] = {}
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[onnx.ValueInfoProto] = []
         for node in graph.nodes:
@@ -185,11 +186,10 @@ class _Graph:
                 f"heads turn {len(table.frequencies)} pairs of features, GroupQueryAttention multiples of {_PAIRS}",
                 hint="this form cannot carry the model",
             )
-        angles = table.angles(0, self.context)
-        return [
-            self.builder.constant(f"rotary.{name}", function(angles).astype(np.float32))
-            for name, function in (("cos", np.cos), ("sin", np.sin))
-        ]
+        # Layers that turn alike share one pair of tables.
+        number = self.tables.setdefault(table, len(self.tables))
+        waves = zip(("cos", "sin"), table.cos_sin(0, self.context), strict=True)
+        return [self.builder.constant(f"rotary.{number}.{name}", values) for name, values in waves]
 
     @write.register
     def _(self, node: GLU) -> None:
