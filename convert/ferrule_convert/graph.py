@@ -18,6 +18,7 @@ from .schemes import Scheme
 __all__ = [
     "GLU",
     "INPUT",
+    "Activation",
     "Add",
     "Attention",
     "CausalConv",
@@ -30,6 +31,7 @@ __all__ = [
     "Rope",
     "RopeTable",
     "Rows",
+    "Scale",
     "Sigmoid",
     "Slice",
     "Weight",
@@ -40,6 +42,7 @@ __all__ = [
 Rows = Callable[[int, int], NDArray[np.float32]]
 
 INPUT = "embeddings"
+Activation = Literal["silu", "sigmoid", "gelu_tanh"]
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,7 @@ class Attention(Node):
     """Causal grouped-query attention over everything fed so far; remembers keys and values by its name.
 
     Query head h reads key/value head h // (heads // kv_heads) (Ainslie et al. 2023). Scores are scaled by `scale`.
+    With a window only the last `window` tokens are attended to, the query's own included (Beltagy et al. 2020).
     """
 
     q: str
@@ -182,6 +186,7 @@ class Attention(Node):
     kv_heads: int
     head_size: int
     scale: float
+    window: int | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -191,11 +196,14 @@ class Attention(Node):
 
 @dataclass(frozen=True)
 class GLU(Node):
-    """y = activation(gate) · up (Shazeer 2020)."""
+    """y = activation(gate) · up (Shazeer 2020).
+
+    `gelu_tanh` is Gelu's approximation x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))) (Hendrycks & Gimpel 2016).
+    """
 
     gate: str
     up: str
-    activation: Literal["silu", "sigmoid"] = "silu"
+    activation: Activation = "silu"
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -214,6 +222,19 @@ class Add(Node):
     def inputs(self) -> tuple[str, ...]:
         """Names of the values it reads."""
         return (self.a, self.b)
+
+
+@dataclass(frozen=True)
+class Scale(Node):
+    """y = factor · x."""
+
+    x: str
+    factor: float
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the values it reads."""
+        return (self.x,)
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ def test_a_scaling_that_cannot_be_is_refused(llama: Tiny, tmp_path: Path, change
 
 @pytest.mark.parametrize(
     ("theta", "turned", "says"),
-    [(1.0, 16, "`rope_theta` is 1"), (1e4, 0, "0 of"), (1e4, 5, "5 of"), (1e4, 18, "18 of")],
+    [(1.0, 16, "base of 1.0"), (None, 16, "base of None"), (1e4, 0, "0 of"), (1e4, 5, "5 of"), (1e4, 18, "18 of")],
 )
 def test_a_head_that_cannot_be_turned_is_refused(theta: float, turned: int, says: str) -> None:
     with pytest.raises(CheckpointError, match=says):

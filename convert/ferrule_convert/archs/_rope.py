@@ -106,8 +106,8 @@ def rope_table(theta: float, size: int, turned: int, scaling: Mapping[str, Any] 
     Raises:
       CheckpointError: Scaled in a way that is not known, by values that cannot be, or a head that cannot be turned so.
     """
-    if theta <= 1:
-        raise CheckpointError(f"{where}: `rope_theta` is {theta:g}", hint="fetch the file again")
+    if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not 1 < theta <= _MOST:
+        raise CheckpointError(f"{where}: a base of {printable(theta)} turns its heads", hint="fetch the file again")
     if turned % 2 or not 2 <= turned <= size:
         raise CheckpointError(f"{where}: {turned} of a head's {size} features are turned", hint="fetch the file again")
     pairs = turned // 2

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ferrule_runtime.errors import CheckpointError
-
 from ..checkpoint import Checkpoint
 from ..graph import GLU, CausalConv, Decay, DeltaNet, Graph, Linear, RMSNorm, Sigmoid, Slice
 from ._blocks import Builder, constant, each, take
@@ -39,17 +37,18 @@ def _attention(b: Builder, at: str, x: str) -> str:
 
 def _delta_net(b: Builder, at: str, x: str) -> str:
     c = b.config
-    hidden, kernel = c["hidden_size"], c["linear_conv_kernel_dim"]
-    heads, key_heads = c["linear_num_value_heads"], c["linear_num_key_heads"]
-    key, value = c["linear_key_head_dim"], c["linear_value_head_dim"]
+    hidden, kernel = c["hidden_size"], b.whole("linear_conv_kernel_dim")
+    heads, key_heads = b.whole("linear_num_value_heads"), b.whole("linear_num_key_heads")
+    key, value = b.whole("linear_key_head_dim"), b.whole("linear_value_head_dim")
+    b.divides("linear_num_key_heads", "linear_num_value_heads")
     mine, theirs = f"{at}.delta", f"{at}.linear_attn"
+    released = 2 * key_heads * key + heads * value
+    both = b.weight(f"{theirs}.in_proj_qkv.weight", f"{mine}.qkv", released, hidden)
     # A key head that serves several value heads is repeated, in the projection's rows and in the kernel's.
     keys = np.arange(key_heads * key).reshape(key_heads, key).repeat(heads // key_heads, axis=0).ravel()
     values = np.arange(heads * value)
     index = np.concatenate([keys, keys + key_heads * key, values + 2 * key_heads * key])
-    released = 2 * key_heads * key + heads * value
-    qkv = take(b.weight(f"{theirs}.in_proj_qkv.weight", f"{mine}.qkv", released, hidden), index, f"{mine}.qkv")
-    mixed = b.add(Linear(f"{mine}.qkv", x, qkv))
+    mixed = b.add(Linear(f"{mine}.qkv", x, take(both, index, f"{mine}.qkv")))
     filters = b.weight(f"{theirs}.conv1d.weight", f"{mine}.conv", released, 1, kernel)
     mixed = b.add(CausalConv(f"{mine}.conv", mixed, take(filters, index, f"{mine}.conv")))
     size = heads * key
@@ -76,12 +75,6 @@ def build(checkpoint: Checkpoint) -> Graph:
       CheckpointError: A tensor is missing or of another shape, or a layer is of an unknown kind.
     """
     b = Builder(checkpoint, zero_centred=True)
-    kinds = b.config["layer_types"]
     mixers = {"linear_attention": _delta_net, "full_attention": _attention}
-    if len(kinds) != b.config["num_hidden_layers"] or not set(kinds) <= set(mixers):
-        raise CheckpointError(
-            f"{checkpoint.path}: {len(kinds)} layer types ({', '.join(sorted(set(kinds)))}) "
-            f"for {b.config['num_hidden_layers']} layers",
-            hint=f"known: {', '.join(mixers)}",
-        )
+    kinds = b.layer_kinds(b.config.get("layer_types"), tuple(mixers))
     return b.decoder(lambda at, x, layer: mixers[kinds[layer]](b, at, x))

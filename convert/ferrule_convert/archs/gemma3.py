@@ -1,0 +1,63 @@
+"""Gemma 3's text model (Kamath et al. 2025): layers that see the last few tokens, and one in six that sees them all.
+
+Norms store their weight less one, and stand before and behind attention and MLP; each head's query and key is normed
+before it is turned, by another base in layers with a window. The embedding is scaled by the root of its size as it
+enters, not as the head reads it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ferrule_runtime.errors import CheckpointError
+
+from ..checkpoint import Checkpoint
+from ..graph import INPUT, Graph, Scale
+from ._blocks import Builder
+
+__all__ = ["DEFAULTS", "build"]
+
+# What transformers' Gemma3TextConfig takes where config.json says nothing: Google's own releases leave these out.
+DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+    "query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 6,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
+_REFUSED = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
+
+
+def _near(b: Builder) -> Callable[[int], bool]:
+    """Return whether a layer has a window, by `layer_types` or by the pattern of releases before it."""
+    if b.config.get("layer_types") is None:
+        every = b.whole("sliding_window_pattern")
+        return lambda layer: (layer + 1) % every != 0
+    kinds = b.layer_kinds(b.config["layer_types"], (_LOCAL, _GLOBAL))
+    return lambda layer: kinds[layer] == _LOCAL
+
+
+def build(checkpoint: Checkpoint) -> Graph:
+    """Build the graph of a Gemma 3 text model.
+
+    Raises:
+      CheckpointError: A tensor is missing or of another shape, a layer is of an unknown kind, or scores are capped.
+    """
+    b = Builder(checkpoint, zero_centred=True, activation="gelu_tanh")
+    c = b.config
+    if said := [key for key in _REFUSED if c.get(key)]:
+        raise CheckpointError(f"{checkpoint.path}: `{said[0]}` is set, which is not supported", hint="not a Gemma 3?")
+    near = _near(b)
+    local, whole = b.rope(c["rope_local_base_freq"], None), b.rope(c["rope_theta"], c.get("rope_scaling"))
+    scale, reach = b.whole("query_pre_attn_scalar") ** -0.5, b.whole("sliding_window")
+
+    def attention(at: str, x: str, layer: int) -> str:
+        table, window = (local, reach) if near(layer) else (whole, None)
+        return b.attention(at, x, head_norms=True, table=table, window=window, scale=scale)
+
+    # A node of its own: head and embedding are one table, which only the embedding's side scales. transformers
+    # rounds the root to the weights' own format; in float32 it is this.
+    x = b.add(Scale("scaled", INPUT, math.sqrt(c["hidden_size"])))
+    return b.decoder(attention, x=x, post_norms=True)
