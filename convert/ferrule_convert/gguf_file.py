@@ -27,6 +27,7 @@ MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 # One factor for each pair of a head's features, by which its frequency is divided (llama.cpp's converter for Llama 3).
 _ROPE_FACTORS = "rope_freqs.weight"
+_MTP = "mtp_num_hidden_layers"
 
 _CONFIG = {
     "embedding_length": "hidden_size",
@@ -34,10 +35,9 @@ _CONFIG = {
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "rope.freq_base": "rope_theta",
     "context_length": "max_position_embeddings",
 }
+_NUMBERS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps", "rope.freq_base": "rope_theta"}
 
 
 def _open(path: Path) -> GGUFReader:
@@ -64,15 +64,6 @@ def _metadata(reader: GGUFReader, path: Path) -> dict[str, Any]:
         return {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
     except (ValueError, IndexError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: damaged GGUF metadata: {error}", hint="fetch the file again") from None
-
-
-def _half_split(heads: int, rows: int) -> NDArray[np.int64]:
-    """Return where each row of a Hugging Face q or k matrix stands in llama.cpp's.
-
-    llama.cpp stores the two halves of a head interleaved (convert_hf_to_gguf.py, `permute`); this undoes it.
-    """
-    size = rows // heads
-    return np.arange(rows).reshape(heads, size // 2, 2).swapaxes(1, 2).reshape(rows)
 
 
 def _weight(name: str, tensor: Any, order: NDArray[np.int64] | None, path: Path) -> Weight:
@@ -103,13 +94,21 @@ def _family(architecture: object, path: Path) -> GgufNames:
     return known[str(architecture)]
 
 
-def _tensors(reader: GGUFReader, config: Mapping[str, Any], names: GgufNames, path: Path) -> dict[str, Weight]:
+def _tensors(
+    reader: GGUFReader, config: Mapping[str, Any], names: GgufNames, path: Path
+) -> tuple[dict[str, Weight], list[str]]:
+    """Return the tensors under a release's names, and what is to be said."""
     result: dict[str, Weight] = {}
+    layers, skipped = config["num_hidden_layers"], 0
     for tensor in reader.tensors:
         if tensor.name == _ROPE_FACTORS:
             continue  # a part of the configuration
+        layer, _ = names.place(tensor.name)
+        if layer is not None and layers <= layer < layers + config[_MTP]:
+            skipped += 1
+            continue
         name = names.theirs(tensor.name)
-        if name is None:
+        if name is None or (layer is not None and layer >= layers):
             raise CheckpointError(
                 f"{path}: tensor `{tensor.name}` is not one that a {config['model_type']} model has",
                 hint="reading it without that tensor would give another model",
@@ -123,11 +122,10 @@ def _tensors(reader: GGUFReader, config: Mapping[str, Any], names: GgufNames, pa
             ) from None
         except ValueError:
             pass  # an empty array has no whole block; the type itself is known
-        order = None
-        if heads := names.interleaved_heads(name):
-            order = _half_split(config[heads], int(tensor.shape[1]))
-        result[name] = _weight(name, tensor, order, path)
-    return result
+        part = name.removeprefix("model.").removeprefix(f"layers.{layer}.")
+        order = names.order(part, int(tensor.shape[-1]), config)
+        result[name] = names.restore(part, _weight(name, tensor, order, path), config)
+    return result, [f"{skipped} tensors of the multi-token prediction head left out"] if skipped else []
 
 
 def _factors(tensor: Any, path: Path) -> tuple[float, ...]:
@@ -137,20 +135,22 @@ def _factors(tensor: Any, path: Path) -> tuple[float, ...]:
 
 
 def _config(meta: Mapping[str, Any], family: GgufNames, tensors: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    architecture = family.architecture
+    values = gguf_config.Metadata(meta, family.architecture, path)
     config: dict[str, Any] = {"model_type": family.model_type}
-    for key, ours in _CONFIG.items():
-        value = meta.get(f"{architecture}.{key}")
-        if value is None:
-            raise CheckpointError(f"{path}: no `{architecture}.{key}` in its metadata", hint="fetch the file again")
-        config[ours] = value
+    config |= {ours: values.whole(key) for key, ours in _CONFIG.items()}
+    config |= {ours: values.number(key) for key, ours in _NUMBERS.items()}
+    # Layers that predict tokens after the next stand behind the others, and are counted with them.
+    config[_MTP] = values.whole("nextn_predict_layers", 0, least=0)
+    config["num_hidden_layers"] -= config[_MTP]
+    if not 0 < config["num_hidden_layers"] <= len(tensors):
+        raise values.error("block_count")
     heads = config["num_attention_heads"]
-    config["head_dim"] = meta.get(f"{architecture}.attention.key_length") or config["hidden_size"] // heads
+    config["head_dim"] = values.whole("attention.key_length", config["hidden_size"] // heads)
     config["tie_word_embeddings"] = "output.weight" not in tensors
     config["vocab_size"] = len(meta.get("tokenizer.ggml.tokens") or ())
     factors = tensors.get(_ROPE_FACTORS)
-    config |= gguf_config.rope(meta, architecture, config["head_dim"], factors and _factors(factors, path), path)
-    return config
+    config |= gguf_config.rope(values, config["head_dim"], factors and _factors(factors, path))
+    return {**config, **family.config(values, config)}
 
 
 def read(path: Path) -> Checkpoint:
@@ -163,7 +163,7 @@ def read(path: Path) -> Checkpoint:
     meta = _metadata(reader, path)
     family = _family(meta.get("general.architecture"), path)
     config = _config(meta, family, {tensor.name: tensor for tensor in reader.tensors}, path)
-    tensors = _tensors(reader, config, family, path)
+    tensors, notes = _tensors(reader, config, family, path)
     stops = {meta.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")} - {None}
     kinds = sorted({tensor.stored for tensor in tensors.values() if len(tensor.shape) > 1})
     return Checkpoint(
@@ -176,4 +176,5 @@ def read(path: Path) -> Checkpoint:
         stop_tokens=tuple(sorted(int(stop) for stop in stops if stop is not None)),
         licence=meta.get("general.license"),
         stored=f"GGUF {'/'.join(kinds)}",
+        notes=tuple(notes),
     )

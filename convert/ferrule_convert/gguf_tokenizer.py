@@ -19,6 +19,8 @@ _CONTROL, _USER_DEFINED = 3, 4
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2 = _WORDS + r"\p{N}" + _REST
+# Marks belong to the letters before them.
+_QWEN35 = _QWEN2.replace(r"\p{L}+|", r"[\p{L}\p{M}]+|").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
 _LLAMA3 = _WORDS + r"\p{N}{1,3}" + _REST
 
 
@@ -39,6 +41,7 @@ _PRE: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "gpt-2": _gpt2,
     "smollm": lambda: pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()]),
     "qwen2": lambda: _split(_QWEN2),
+    "qwen35": lambda: _split(_QWEN35),
     "llama-bpe": lambda: _split(_LLAMA3),
 }
 

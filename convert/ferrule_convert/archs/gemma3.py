@@ -11,13 +11,17 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from ferrule_runtime.errors import CheckpointError
 
 from ..checkpoint import Checkpoint
-from ..graph import INPUT, Graph, Scale
-from ._blocks import Builder
+from ..gguf_config import Metadata
+from ..gguf_names import LAYER, GgufNames
+from ..graph import INPUT, Graph, Scale, Weight
+from ._blocks import Builder, each
 
-__all__ = ["DEFAULTS", "build"]
+__all__ = ["DEFAULTS", "GGUF", "build"]
 
 # What transformers' Gemma3TextConfig takes where config.json says nothing: Google's own releases leave these out.
 DEFAULTS: Mapping[str, Any] = {
@@ -26,8 +30,50 @@ DEFAULTS: Mapping[str, Any] = {
     "query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 6,
     "tie_word_embeddings": True,
 }  # fmt: skip
+_NAMES = {
+    "post_attention_norm.weight": "post_attention_layernorm.weight",
+    "ffn_norm.weight": "pre_feedforward_layernorm.weight",
+    "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+    "attn_q_norm.weight": "self_attn.q_norm.weight",
+    "attn_k_norm.weight": "self_attn.k_norm.weight",
+}
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 _REFUSED = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
+
+
+def _from_gguf(meta: Metadata, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a file says, or what llama.cpp takes where it says nothing (its src/models/gemma3.cpp)."""
+    layers, heads, kinds = config["num_hidden_layers"], config["num_attention_heads"], None
+    every, key = DEFAULTS["sliding_window_pattern"], "attention.sliding_window_pattern"
+    if isinstance(meta.get(key), list):
+        kinds = [_LOCAL if near else _GLOBAL for near in meta.flags(key, layers) or ()]
+    else:
+        every = meta.whole(key, every)
+    window = meta.whole("attention.sliding_window", 0, least=0)
+    return {
+        # Without a window every layer sees everything.
+        "sliding_window": window or config["max_position_embeddings"],
+        "sliding_window_pattern": every if window else 1,
+        "layer_types": kinds if window else None,
+        "rope_local_base_freq": meta.get("rope.freq_base_swa", DEFAULTS["rope_local_base_freq"]),
+        # Not in the file; 62 layers are the model of 27 billion, whose scale is another.
+        "query_pre_attn_scalar": config["hidden_size"] // heads if layers == 62 else config["head_dim"],
+        **{key: meta.get(key) for key in _REFUSED[:2]},
+    }
+
+
+def _restored(name: str, weight: Weight, config: Mapping[str, Any]) -> Weight:
+    # llama.cpp's converter adds the one.
+    return each(weight, lambda rows: rows - np.float32(1)) if name.endswith("norm.weight") else weight
+
+
+GGUF = GgufNames(
+    architecture="gemma3",
+    model_type="gemma3",
+    layer=LAYER | _NAMES,
+    config=_from_gguf,
+    restore=_restored,
+)
 
 
 def _near(b: Builder) -> Callable[[int], bool]:
