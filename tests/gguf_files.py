@@ -90,16 +90,31 @@ def _common(architecture: str, c: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_gemma3(
-    path: Path, c: dict[str, Any], tensors: dict[str, np.ndarray], *, kind: Kind = Kind.F32, **more: Any
+    path: Path,
+    c: dict[str, Any],
+    tensors: dict[str, np.ndarray],
+    *,
+    kind: Kind = Kind.F32,
+    whole: dict[str, Any] | None = None,
+    **more: Any,
 ) -> None:
-    """Write a Gemma 3 as llama.cpp's conversion/gemma.py does: every norm is stored plus one."""
+    """Write a Gemma 3 as llama.cpp's conversion/gemma.py does: every norm is stored plus one.
+
+    Args:
+      path: To write.
+      c: Configuration.
+      tensors: By the release's names.
+      kind: How matrices are stored.
+      whole: Metadata of the tokenizer; None takes the small byte-level one.
+      more: Metadata of the architecture.
+    """
     stored = {name: values + np.float32(1 if "norm" in name else 0) for name, values in tensors.items()}
     meta = _common("gemma3", c) | {
         "gemma3.rope.freq_base": c["rope_theta"],
         "gemma3.rope.freq_base_swa": c["rope_local_base_freq"],
         "gemma3.attention.sliding_window": c["sliding_window"],
     }
-    meta |= tokenizer_meta(c["vocab_size"]) | {f"gemma3.{key}": value for key, value in more.items()}
+    meta |= (whole or tokenizer_meta(c["vocab_size"])) | {f"gemma3.{key}": value for key, value in more.items()}
     write_gguf(path, "gemma3", meta, _named(stored, _SHARED | _LAYER | _GEMMA), kind)
 
 

@@ -20,6 +20,7 @@ from .checkpoint import Checkpoint, finite
 from .gguf_names import GgufNames
 from .gguf_tokenizer import tokenizer_json
 from .graph import Weight
+from .safetensors_file import printable
 
 __all__ = ["read"]
 
@@ -128,10 +129,18 @@ def _tensors(
     return result, [f"{skipped} tensors of the multi-token prediction head left out"] if skipped else []
 
 
+def _token(meta: Mapping[str, Any], key: str, vocabulary: int, path: Path) -> int | None:
+    value = meta.get(f"tokenizer.ggml.{key}_token_id")
+    if value is not None and not (isinstance(value, int) and 0 <= value < vocabulary):
+        raise CheckpointError(f"{path}: `tokenizer.ggml.{key}_token_id` is {printable(value)} of {vocabulary} tokens")
+    return value
+
+
 def _factors(tensor: Any, path: Path) -> tuple[float, ...]:
-    if tensor.tensor_type != GGMLQuantizationType.F32:
-        raise CheckpointError(f"{path}: `{tensor.name}` is not stored as F32", hint="use another file")
-    return tuple(tensor.data.ravel().tolist())
+    kind = GGMLQuantizationType(tensor.tensor_type)
+    if kind != GGMLQuantizationType.F32:
+        raise CheckpointError(f"{path}: `{tensor.name}` is stored as {kind.name}, not as F32", hint="use another file")
+    return tuple(dequantize(np.ascontiguousarray(tensor.data), kind).ravel().tolist())
 
 
 def _config(meta: Mapping[str, Any], family: GgufNames, tensors: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -164,16 +173,25 @@ def read(path: Path) -> Checkpoint:
     family = _family(meta.get("general.architecture"), path)
     config = _config(meta, family, {tensor.name: tensor for tensor in reader.tensors}, path)
     tensors, notes = _tensors(reader, config, family, path)
-    stops = {meta.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")} - {None}
+    text, vocabulary = tokenizer_json(meta, path), config["vocab_size"]
+    ids = {key: _token(meta, key, vocabulary, path) for key in ("bos", "eos", "eot", "eom")}
+    # Templates get the tokenizer's tokens.
+    config |= {f"{key}_token_id": ids[key] for key in ("bos", "eos")}
+    stops = {ids[key] for key in ("eos", "eot", "eom")} - {None}
+    template, first = meta.get("tokenizer.chat_template"), ids["bos"]
+    if meta.get("tokenizer.ggml.add_bos_token") and template and first is not None:
+        begin = meta["tokenizer.ggml.tokens"][first]
+        if "bos_token" not in template and begin not in template:
+            notes.append(f"its tokenizer would begin a text with `{printable(begin)}`; its chat template does not")
     kinds = sorted({tensor.stored for tensor in tensors.values() if len(tensor.shape) > 1})
     return Checkpoint(
         name=str(meta.get("general.name") or path.stem),
         path=path,
         config=config,
         tensors=tensors,
-        tokenizer_json=tokenizer_json(meta, path),
-        template=meta.get("tokenizer.chat_template"),
-        stop_tokens=tuple(sorted(int(stop) for stop in stops if stop is not None)),
+        tokenizer_json=text,
+        template=template,
+        stop_tokens=tuple(sorted(stop for stop in stops if stop is not None)),
         licence=meta.get("general.license"),
         stored=f"GGUF {'/'.join(kinds)}",
         notes=tuple(notes),

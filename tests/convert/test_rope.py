@@ -121,7 +121,7 @@ def test_gguf_scales_as_the_release_that_it_was_made_of(tmp_path: Path, kind: st
         ({"tensors": {"rope_freqs.weight": np.ones(7, dtype=np.float32)}}, "not 8 positive ones"),
         ({"tensors": {"rope_freqs.weight": np.zeros(8, dtype=np.float32)}}, "not 8 positive ones"),
         ({"tensors": {"rope_freqs.weight": np.full(8, np.nan, dtype=np.float32)}}, "not 8 positive ones"),
-        ({"tensors": {"rope_freqs.weight": np.ones(8, dtype=np.float16)}}, "is not stored as F32"),
+        ({"tensors": {"rope_freqs.weight": np.ones(8, dtype=np.float16)}}, "is stored as F16, not as F32"),
         (
             {
                 "tensors": {"rope_freqs.weight": np.ones(8, dtype=np.float32)},

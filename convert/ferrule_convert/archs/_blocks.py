@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
@@ -135,7 +135,7 @@ class Builder:
         heads, kv_heads, size = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
         table = how.get("table") or self.rope(c["rope_theta"], c.get("rope_scaling"))
         scale, window = how.get("scale", size**-0.5), how.get("window")
-        self.divides("num_key_value_heads", "num_attention_heads")
+        self.size("num_key_value_heads", divides="num_attention_heads")
         q = self.add(Rope(f"{at}.attention.q_turned", q, heads, table))
         k = self.add(Rope(f"{at}.attention.k_turned", k, kv_heads, table))
         return self.add(Attention(f"{at}.attention", q, k, v, heads, kv_heads, size, scale, window))
@@ -148,38 +148,34 @@ class Builder:
         y = self.add(GLU(f"{at}.mlp.gated", gate, up, self.activation))
         return self.linear(f"{at}.mlp.down", y, f"{at}.mlp.down_proj", hidden, inner)
 
-    def whole(self, key: str) -> int:
-        """Return a positive whole number of the configuration.
+    def wrong(self, what: str) -> CheckpointError:
+        """Return the error of a configuration that no such model has."""
+        return CheckpointError(f"{self.checkpoint.path}: {what}", hint="the configuration is damaged")
+
+    def size(self, key: str, *, divides: str | None = None) -> int:
+        """Return a size of the configuration.
+
+        Args:
+          key: Of the size.
+          divides: Of another size, which it must divide: heads of keys serve so many heads of queries each.
 
         Raises:
-          CheckpointError: It is none.
+          CheckpointError: It is not there, is no size, or does not divide.
         """
         value = self.config.get(key)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
-            raise CheckpointError(
-                f"{self.checkpoint.path}: `{key}` is {printable(value)}", hint="the configuration is damaged"
-            )
+            raise self.wrong(f"`{key}` is {printable(value)}")
+        if divides and (whole := self.size(divides)) % value:
+            raise self.wrong(f"`{key}` is {value}, which does not divide `{divides}`, {whole}")
         return value
 
-    def divides(self, few: str, many: str) -> None:
-        """Check that one number of heads of the configuration divides another.
+    def layer_kinds(self, known: Collection[str]) -> list[str]:
+        """Return `layer_types`: the kind of each layer, all of them known.
 
         Raises:
-          CheckpointError: It does not.
+          CheckpointError: It is no list of kinds, or not of as many as there are layers.
         """
-        if self.whole(many) % self.whole(few):
-            raise CheckpointError(
-                f"{self.checkpoint.path}: `{few}` {self.config[few]} does not divide `{many}` {self.config[many]}",
-                hint="the configuration is damaged",
-            )
-
-    def layer_kinds(self, kinds: Any, known: tuple[str, ...]) -> list[str]:
-        """Return the kinds of the layers, one of the known for each.
-
-        Raises:
-          CheckpointError: They are not.
-        """
-        layers = self.config["num_hidden_layers"]
+        kinds, layers = self.config.get("layer_types"), self.config["num_hidden_layers"]
         if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in known for kind in kinds):
             raise CheckpointError(
                 f"{self.checkpoint.path}: layer types {printable(kinds)} for {layers} layers",

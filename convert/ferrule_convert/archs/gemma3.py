@@ -79,9 +79,9 @@ GGUF = GgufNames(
 def _near(b: Builder) -> Callable[[int], bool]:
     """Return whether a layer has a window, by `layer_types` or by the pattern of releases before it."""
     if b.config.get("layer_types") is None:
-        every = b.whole("sliding_window_pattern")
+        every = b.size("sliding_window_pattern")
         return lambda layer: (layer + 1) % every != 0
-    kinds = b.layer_kinds(b.config["layer_types"], (_LOCAL, _GLOBAL))
+    kinds = b.layer_kinds((_LOCAL, _GLOBAL))
     return lambda layer: kinds[layer] == _LOCAL
 
 
@@ -97,7 +97,7 @@ def build(checkpoint: Checkpoint) -> Graph:
         raise CheckpointError(f"{checkpoint.path}: `{said[0]}` is set, which is not supported", hint="not a Gemma 3?")
     near = _near(b)
     local, whole = b.rope(c["rope_local_base_freq"], None), b.rope(c["rope_theta"], c.get("rope_scaling"))
-    scale, reach = b.whole("query_pre_attn_scalar") ** -0.5, b.whole("sliding_window")
+    scale, reach = b.size("query_pre_attn_scalar") ** -0.5, b.size("sliding_window")
 
     def attention(at: str, x: str, layer: int) -> str:
         table, window = (local, reach) if near(layer) else (whole, None)

@@ -141,10 +141,12 @@ def _attention(b: Builder, at: str, x: str) -> str:
 
 def _delta_net(b: Builder, at: str, x: str) -> str:
     c = b.config
-    hidden, kernel = c["hidden_size"], b.whole("linear_conv_kernel_dim")
-    heads, key_heads = b.whole("linear_num_value_heads"), b.whole("linear_num_key_heads")
-    key, value = b.whole("linear_key_head_dim"), b.whole("linear_value_head_dim")
-    b.divides("linear_num_key_heads", "linear_num_value_heads")
+    hidden, kernel = c["hidden_size"], b.size("linear_conv_kernel_dim")
+    heads, key_heads = (
+        b.size("linear_num_value_heads"),
+        b.size("linear_num_key_heads", divides="linear_num_value_heads"),
+    )
+    key, value = b.size("linear_key_head_dim"), b.size("linear_value_head_dim")
     mine, theirs = f"{at}.delta", f"{at}.linear_attn"
     released = 2 * key_heads * key + heads * value
     both = b.weight(f"{theirs}.in_proj_qkv.weight", f"{mine}.qkv", released, hidden)
@@ -180,5 +182,5 @@ def build(checkpoint: Checkpoint) -> Graph:
     """
     b = Builder(checkpoint, zero_centred=True)
     mixers = {"linear_attention": _delta_net, "full_attention": _attention}
-    kinds = b.layer_kinds(b.config.get("layer_types"), tuple(mixers))
+    kinds = b.layer_kinds(mixers)
     return b.decoder(lambda at, x, layer: mixers[kinds[layer]](b, at, x))
