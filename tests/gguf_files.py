@@ -31,9 +31,23 @@ def tokenizer_meta(size: int, pre: str = "qwen2") -> dict[str, Any]:
 
 
 def write_gguf(
-    path: Path, architecture: str, meta: dict[str, Any], tensors: dict[str, np.ndarray], kind: Kind = Kind.F32
+    path: Path,
+    architecture: str,
+    meta: dict[str, Any],
+    tensors: dict[str, np.ndarray],
+    kind: Kind = Kind.F32,
+    raw: dict[str, np.ndarray] | None = None,
 ) -> None:
-    """Write a file; matrices are stored as a kind, everything else as float32. A value of None is left out."""
+    """Write a file.
+
+    Args:
+      path: To write.
+      architecture: `general.architecture`.
+      meta: By key; a value of None is left out.
+      tensors: Matrices are stored as the kind, everything else as float32.
+      kind: How matrices are stored.
+      raw: Matrices that are blocks of the kind already, [rows, bytes].
+    """
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in meta.items():
         if value is not None:
@@ -41,6 +55,8 @@ def write_gguf(
     for name, values in tensors.items():
         of = kind if values.ndim == 2 and "conv1d" not in name else Kind.F32
         writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(values), of), raw_dtype=of)
+    for name, blocks in (raw or {}).items():
+        writer.add_tensor(name, blocks, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
