@@ -92,10 +92,12 @@ def _merges(tokens: list[str], types: list[int], scores: list[float]) -> list[tu
 def _sentencepiece(tokens: list[str], types: list[int], meta: Mapping[str, Any], path: Path) -> Tokenizer:
     """SentencePiece's BPE: spaces are `▁`, and what has no piece is spelled in bytes (Kudo & Richardson 2018)."""
     scores = meta.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens) or not all(map(math.isfinite, scores)):
+    numbers = isinstance(scores, list) and all(isinstance(one, float) and math.isfinite(one) for one in scores)
+    if not numbers or len(scores) != len(tokens):
         raise CheckpointError(f"{path}: not one finite score for each of its {len(tokens)} tokens")
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    if missing := [byte for byte in range(256) if types[vocabulary.get(f"<0x{byte:02X}>", 0)] != _BYTE]:
+    spelled = {token for token, kind in zip(tokens, types, strict=True) if kind == _BYTE}
+    if missing := [byte for byte in range(256) if f"<0x{byte:02X}>" not in spelled]:
         raise CheckpointError(
             f"{path}: {len(missing)} bytes, the first {missing[0]:#04x}, have no token of its tokenizer",
             hint="text without a piece could not be spelled",

@@ -163,6 +163,7 @@ def test_gemmas_pieces_are_those_of_transformers(pieces: dict[str, Any], tmp_pat
         ({"scores": [0.0]}, "not one finite score for each"),
         ({"token_type": [1]}, "1 types of"),
         ({"token_type": None}, "256 bytes, the first 0x00, have no token"),
+        ({"scores": ["0"]}, "not one finite score for each"),
         ({"model": "bert"}, "of kind `bert` is not read"),
     ],
 )
@@ -170,6 +171,12 @@ def test_pieces_that_are_not_complete_are_refused(pieces: dict[str, Any], change
     meta = pieces | {f"tokenizer.ggml.{key}": value for key, value in change.items()}
     with pytest.raises(CheckpointError, match=says):
         tokenizer_json(meta, Path("m"))
+
+
+def test_a_byte_without_a_token_is_named(pieces: dict[str, Any]) -> None:
+    tokens = ["<0x4g>" if token == "<0x41>" else token for token in pieces["tokenizer.ggml.tokens"]]
+    with pytest.raises(CheckpointError, match="1 bytes, the first 0x41, have no token"):
+        tokenizer_json(pieces | {"tokenizer.ggml.tokens": tokens}, Path("m"))
 
 
 @pytest.mark.parametrize("which", ["tokens", "scores"])
