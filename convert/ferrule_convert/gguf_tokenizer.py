@@ -92,8 +92,11 @@ def _merges(tokens: list[str], types: list[int], scores: list[float]) -> list[tu
 def _sentencepiece(tokens: list[str], types: list[int], meta: Mapping[str, Any], path: Path) -> Tokenizer:
     """SentencePiece's BPE: spaces are `▁`, and what has no piece is spelled in bytes (Kudo & Richardson 2018)."""
     scores = meta.get("tokenizer.ggml.scores")
-    numbers = isinstance(scores, list) and all(isinstance(one, float) and math.isfinite(one) for one in scores)
-    if not numbers or len(scores) != len(tokens):
+    if (
+        not isinstance(scores, list)
+        or len(scores) != len(tokens)
+        or not all(isinstance(one, float) and math.isfinite(one) for one in scores)
+    ):
         raise CheckpointError(f"{path}: not one finite score for each of its {len(tokens)} tokens")
     vocabulary = {token: index for index, token in enumerate(tokens)}
     spelled = {token for token, kind in zip(tokens, types, strict=True) if kind == _BYTE}
