@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,21 @@ from numpy.typing import NDArray
 from ferrule_runtime.errors import CheckpointError
 from ferrule_runtime.registry import load_module, module_names
 
-from . import gguf_blocks
+from . import gguf_blocks, gguf_config
 from .checkpoint import Checkpoint, finite
 from .gguf_names import GgufNames
 from .gguf_tokenizer import tokenizer_json
 from .graph import Integers, Weight
+from .safetensors_file import printable
 from .schemes import Packed
 
 __all__ = ["read"]
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
+# One factor for each pair of a head's features, by which its frequency is divided (llama.cpp's converter for Llama 3).
+_ROPE_FACTORS = "rope_freqs.weight"
+_MTP = "mtp_num_hidden_layers"
 
 _CONFIG = {
     "embedding_length": "hidden_size",
@@ -33,10 +37,9 @@ _CONFIG = {
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "rope.freq_base": "rope_theta",
     "context_length": "max_position_embeddings",
 }
+_NUMBERS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps", "rope.freq_base": "rope_theta"}
 
 
 def _open(path: Path) -> GGUFReader:
@@ -63,15 +66,6 @@ def _metadata(reader: GGUFReader, path: Path) -> dict[str, Any]:
         return {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
     except (ValueError, IndexError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: damaged GGUF metadata: {error}", hint="fetch the file again") from None
-
-
-def _half_split(heads: int, rows: int) -> NDArray[np.int64]:
-    """Return where each row of a Hugging Face q or k matrix stands in llama.cpp's.
-
-    llama.cpp stores the two halves of a head interleaved (convert_hf_to_gguf.py, `permute`); this undoes it.
-    """
-    size = rows // heads
-    return np.arange(rows).reshape(heads, size // 2, 2).swapaxes(1, 2).reshape(rows)
 
 
 def _weight(name: str, tensor: Any, order: NDArray[np.int64] | None, path: Path) -> Weight:
@@ -117,11 +111,21 @@ def _family(architecture: object, path: Path) -> GgufNames:
     return known[str(architecture)]
 
 
-def _tensors(reader: GGUFReader, config: Mapping[str, Any], names: GgufNames, path: Path) -> dict[str, Weight]:
+def _tensors(
+    reader: GGUFReader, config: Mapping[str, Any], names: GgufNames, path: Path
+) -> tuple[dict[str, Weight], list[str]]:
+    """Return the tensors under a release's names, and what is to be said."""
     result: dict[str, Weight] = {}
+    layers, skipped = config["num_hidden_layers"], 0
     for tensor in reader.tensors:
+        if tensor.name == _ROPE_FACTORS:
+            continue  # a part of the configuration
+        layer, _ = names.place(tensor.name)
+        if layer is not None and layers <= layer < layers + config[_MTP]:
+            skipped += 1
+            continue
         name = names.theirs(tensor.name)
-        if name is None:
+        if name is None or (layer is not None and layer >= layers):
             raise CheckpointError(
                 f"{path}: tensor `{tensor.name}` is not one that a {config['model_type']} model has",
                 hint="reading it without that tensor would give another model",
@@ -135,31 +139,43 @@ def _tensors(reader: GGUFReader, config: Mapping[str, Any], names: GgufNames, pa
             ) from None
         except ValueError:
             pass  # an empty array has no whole block; the type itself is known
-        order = None
-        if heads := names.interleaved_heads(name):
-            order = _half_split(config[heads], int(tensor.shape[1]))
-        result[name] = _weight(name, tensor, order, path)
-    return result
+        part = name.removeprefix("model.").removeprefix(f"layers.{layer}.")
+        order = names.order(part, int(tensor.shape[-1]), config)
+        result[name] = names.restore(part, _weight(name, tensor, order, path), config)
+    return result, [f"{skipped} tensors of the multi-token prediction head left out"] if skipped else []
 
 
-def _config(meta: Mapping[str, Any], family: GgufNames, names: Iterable[str], path: Path) -> dict[str, Any]:
-    architecture = family.architecture
+def _token(meta: Mapping[str, Any], key: str, vocabulary: int, path: Path) -> int | None:
+    value = meta.get(f"tokenizer.ggml.{key}_token_id")
+    if value is not None and not (isinstance(value, int) and 0 <= value < vocabulary):
+        raise CheckpointError(f"{path}: `tokenizer.ggml.{key}_token_id` is {printable(value)} of {vocabulary} tokens")
+    return value
+
+
+def _factors(tensor: Any, path: Path) -> tuple[float, ...]:
+    kind = GGMLQuantizationType(tensor.tensor_type)
+    if kind != GGMLQuantizationType.F32:
+        raise CheckpointError(f"{path}: `{tensor.name}` is stored as {kind.name}, not as F32", hint="use another file")
+    return tuple(dequantize(np.ascontiguousarray(tensor.data), kind).ravel().tolist())
+
+
+def _config(meta: Mapping[str, Any], family: GgufNames, tensors: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    values = gguf_config.Metadata(meta, family.architecture, path)
     config: dict[str, Any] = {"model_type": family.model_type}
-    for key, ours in _CONFIG.items():
-        value = meta.get(f"{architecture}.{key}")
-        if value is None:
-            raise CheckpointError(f"{path}: no `{architecture}.{key}` in its metadata", hint="fetch the file again")
-        config[ours] = value
+    config |= {ours: values.whole(key) for key, ours in _CONFIG.items()}
+    config |= {ours: values.number(key) for key, ours in _NUMBERS.items()}
+    # Layers that predict tokens after the next stand behind the others, and are counted with them.
+    config[_MTP] = values.whole("nextn_predict_layers", 0, least=0)
+    config["num_hidden_layers"] -= config[_MTP]
+    if not 0 < config["num_hidden_layers"] <= len(tensors):
+        raise values.error("block_count")
     heads = config["num_attention_heads"]
-    config["head_dim"] = meta.get(f"{architecture}.attention.key_length") or config["hidden_size"] // heads
-    config["tie_word_embeddings"] = "output.weight" not in names
+    config["head_dim"] = values.whole("attention.key_length", config["hidden_size"] // heads)
+    config["tie_word_embeddings"] = "output.weight" not in tensors
     config["vocab_size"] = len(meta.get("tokenizer.ggml.tokens") or ())
-    scaling = meta.get(f"{architecture}.rope.scaling.type", "none")
-    if scaling != "none" or "rope_freqs.weight" in names:
-        raise CheckpointError(
-            f"{path}: its rotary embedding is scaled ({scaling})", hint="not supported by this reader"
-        )
-    return config
+    factors = tensors.get(_ROPE_FACTORS)
+    config |= gguf_config.rope(values, config["head_dim"], factors and _factors(factors, path))
+    return {**config, **family.config(values, config)}
 
 
 def read(path: Path) -> Checkpoint:
@@ -171,18 +187,28 @@ def read(path: Path) -> Checkpoint:
     reader = _open(path)
     meta = _metadata(reader, path)
     family = _family(meta.get("general.architecture"), path)
-    config = _config(meta, family, {tensor.name for tensor in reader.tensors}, path)
-    tensors = _tensors(reader, config, family, path)
-    stops = {meta.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")} - {None}
+    config = _config(meta, family, {tensor.name: tensor for tensor in reader.tensors}, path)
+    tensors, notes = _tensors(reader, config, family, path)
+    text, vocabulary = tokenizer_json(meta, path), config["vocab_size"]
+    ids = {key: _token(meta, key, vocabulary, path) for key in ("bos", "eos", "eot", "eom")}
+    # Templates get the tokenizer's tokens.
+    config |= {f"{key}_token_id": ids[key] for key in ("bos", "eos")}
+    stops = {ids[key] for key in ("eos", "eot", "eom")} - {None}
+    template, first = meta.get("tokenizer.chat_template"), ids["bos"]
+    if meta.get("tokenizer.ggml.add_bos_token") and template and first is not None:
+        begin = meta["tokenizer.ggml.tokens"][first]
+        if "bos_token" not in template and begin not in template:
+            notes.append(f"its tokenizer would begin a text with `{printable(begin)}`; its chat template does not")
     kinds = sorted({tensor.stored for tensor in tensors.values() if len(tensor.shape) > 1})
     return Checkpoint(
         name=str(meta.get("general.name") or path.stem),
         path=path,
         config=config,
         tensors=tensors,
-        tokenizer_json=tokenizer_json(meta, path),
-        template=meta.get("tokenizer.chat_template"),
-        stop_tokens=tuple(sorted(int(stop) for stop in stops if stop is not None)),
+        tokenizer_json=text,
+        template=template,
+        stop_tokens=tuple(sorted(stop for stop in stops if stop is not None)),
         licence=meta.get("general.license"),
         stored=f"GGUF {'/'.join(kinds)}",
+        notes=tuple(notes),
     )

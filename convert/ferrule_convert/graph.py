@@ -18,6 +18,7 @@ from .schemes import Packed, Scheme, dequantise
 __all__ = [
     "GLU",
     "INPUT",
+    "Activation",
     "Add",
     "Attention",
     "CausalConv",
@@ -31,6 +32,7 @@ __all__ = [
     "Rope",
     "RopeTable",
     "Rows",
+    "Scale",
     "Sigmoid",
     "Slice",
     "Take",
@@ -42,6 +44,7 @@ __all__ = [
 Rows = Callable[[int, int], NDArray[np.float32]]
 
 INPUT = "embeddings"
+Activation = Literal["silu", "sigmoid", "gelu_tanh"]
 
 # Weights that are read, quantised or multiplied by at once: twice as fast as four times as many (measured).
 _BLOCK = 1 << 18
@@ -203,13 +206,19 @@ class RopeTable:
 
     Attributes:
       frequencies: Radians per position, one per pair of features, after any scaling.
+      magnitude: What turned features are multiplied by (YaRN's attention factor).
     """
 
     frequencies: tuple[float, ...]
+    magnitude: float = 1.0
 
-    def angles(self, start: int, stop: int) -> NDArray[np.float64]:
-        """Return angles of positions [start, stop): [positions, pairs]."""
-        return np.outer(np.arange(start, stop, dtype=np.float64), np.array(self.frequencies, dtype=np.float64))
+    def cos_sin(self, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return magnitude · cos and magnitude · sin of positions [start, stop): float32 [positions, pairs]."""
+        angles = np.outer(np.arange(start, stop, dtype=np.float64), np.array(self.frequencies, dtype=np.float64))
+        return (
+            (np.cos(angles) * self.magnitude).astype(np.float32),
+            (np.sin(angles) * self.magnitude).astype(np.float32),
+        )
 
 
 @dataclass(frozen=True)
@@ -231,6 +240,7 @@ class Attention(Node):
     """Causal grouped-query attention over everything fed so far; remembers keys and values by its name.
 
     Query head h reads key/value head h // (heads // kv_heads) (Ainslie et al. 2023). Scores are scaled by `scale`.
+    With a window only the last `window` tokens are attended to, the query's own included (Beltagy et al. 2020).
     """
 
     q: str
@@ -240,6 +250,7 @@ class Attention(Node):
     kv_heads: int
     head_size: int
     scale: float
+    window: int | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -249,11 +260,14 @@ class Attention(Node):
 
 @dataclass(frozen=True)
 class GLU(Node):
-    """y = activation(gate) · up (Shazeer 2020)."""
+    """y = activation(gate) · up (Shazeer 2020).
+
+    `gelu_tanh` is Gelu's approximation x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))) (Hendrycks & Gimpel 2016).
+    """
 
     gate: str
     up: str
-    activation: Literal["silu", "sigmoid"] = "silu"
+    activation: Activation = "silu"
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -272,6 +286,19 @@ class Add(Node):
     def inputs(self) -> tuple[str, ...]:
         """Names of the values it reads."""
         return (self.a, self.b)
+
+
+@dataclass(frozen=True)
+class Scale(Node):
+    """y = factor · x."""
+
+    x: str
+    factor: float
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the values it reads."""
+        return (self.x,)
 
 
 @dataclass(frozen=True)

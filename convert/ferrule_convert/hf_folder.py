@@ -12,6 +12,7 @@ from typing import Any
 from ferrule_runtime.errors import CheckpointError
 
 from . import hf_chat, safetensors_file, stored
+from .archs import defaults
 from .checkpoint import Checkpoint
 from .graph import Weight
 from .safetensors_file import printable, unique_pairs
@@ -37,6 +38,8 @@ _NATURAL = (
     "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size",
     "max_position_embeddings", "head_dim",
 )  # fmt: skip
+# Kinds of layers that can have rotary embeddings of their own.
+_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 # Larger sizes are damage, not models.
 _MOST = 2**31 - 1
 
@@ -87,15 +90,36 @@ def _positive(config: Mapping[str, Any], key: str, folder: Path, kinds: type[int
 
 def _refuse(config: Mapping[str, Any], folder: Path) -> None:
     """Refuse what would be read as another model than it is."""
-    for source in (_object(config, "rope_parameters", folder), _object(config, "rope_scaling", folder)):
-        how = source.get("rope_type", source.get("type", "default"))
-        if how != "default":
-            raise CheckpointError(
-                f"{folder}: its rotary embedding is scaled ({printable(how)})", hint="not supported yet"
-            )
     for key in ("use_sliding_window", "attention_bias", "mlp_bias"):
         if config.get(key):
             raise CheckpointError(f"{folder}: `{key}` is set, which is not supported yet")
+
+
+def _rope(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the rotary embedding's values, as releases before `rope_parameters` have them.
+
+    `rope_scaling` is None where nothing is scaled, and has its kind as `rope_type` where something is.
+    """
+    # The first wins, as in transformers.
+    given = _object(config, "rope_parameters", folder)
+    local = _object(given, _LOCAL, folder)
+    given = _object(given, _GLOBAL, folder) or given
+    scaling = _object(config, "rope_scaling", folder) or given
+    sources = (scaling, given, config)
+    found: dict[str, Any] = {"partial_rotary_factor": 1.0, "rope_scaling": None}
+    if local.get("rope_type", "default") != "default":
+        raise CheckpointError(f"{folder}: the rotary embedding of its layers with a window is scaled: not supported")
+    if local.get("rope_theta") is not None:
+        found["rope_local_base_freq"] = local["rope_theta"]
+    for key in ("rope_theta", "partial_rotary_factor"):
+        found[key] = next((one[key] for one in sources if one.get(key) is not None), found.get(key))
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind != "default":
+        # Some releases keep this value beside the others; there it wins, as in transformers.
+        key = "original_max_position_embeddings"
+        beside = {key: config[key]} if config.get(key) is not None else {}
+        found["rope_scaling"] = {**scaling, **beside, "rope_type": kind}
+    return found
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -106,13 +130,11 @@ def _config(folder: Path) -> dict[str, Any]:
     raw = _json(folder / "config.json", needed=True)
     text = _object(raw, "text_config", folder) or raw
     kind = str(text.get("model_type", raw.get("model_type"))).removesuffix("_text")
-    config: dict[str, Any] = {**text, "model_type": kind}
+    config: dict[str, Any] = {**defaults(printable(kind)), **text, "model_type": kind}
     _refuse(config, folder)
     key = "quantization_config"
     config[key] = _object(raw, key, folder) or _object(config, key, folder)
-    rope = _object(config, "rope_parameters", folder)
-    for key, default in (("rope_theta", None), ("partial_rotary_factor", 1.0)):
-        config[key] = rope.get(key, config.get(key, default))
+    config |= _rope(config, folder)
     for key in ("eos_token_id", "bos_token_id", "tie_word_embeddings"):
         # The whole release's word, or else the text model's.
         config[key] = config.get(key) if raw.get(key) is None else raw[key]

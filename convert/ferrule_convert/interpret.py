@@ -5,9 +5,10 @@ One node at a time, one weight at a time: memory holds one layer's activations a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from .abreast import abreast
 from .graph import (
     GLU,
     INPUT,
+    Activation,
     Add,
     Attention,
     CausalConv,
@@ -26,6 +28,7 @@ from .graph import (
     Node,
     RMSNorm,
     Rope,
+    Scale,
     Sigmoid,
     Slice,
     Take,
@@ -104,10 +107,10 @@ def _linear(node: Linear, x: Array) -> Array:
     return y if node.bias is None else y + node.bias.all()
 
 
-def rotate(x: Array, angles: NDArray[np.float64]) -> Array:
-    """Turn the pairs (i, i + pairs) of each head: x [tokens, heads, size], angles [tokens, pairs]."""
-    pairs = angles.shape[1]
-    cos, sin = (f(angles)[:, None, :].astype(np.float32) for f in (np.cos, np.sin))
+def rotate(x: Array, cos: Array, sin: Array) -> Array:
+    """Turn the pairs (i, i + pairs) of each head: x [tokens, heads, size], cos and sin [tokens, pairs]."""
+    pairs = cos.shape[1]
+    cos, sin = cos[:, None, :], sin[:, None, :]
     a, b, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
 
@@ -115,8 +118,8 @@ def rotate(x: Array, angles: NDArray[np.float64]) -> Array:
 @_run.register
 def _(node: Rope, values: dict[str, Array], memory: Memory) -> Array:
     x = values[node.x]
-    angles = node.table.angles(memory.position, memory.position + len(x))
-    return rotate(x.reshape(len(x), node.heads, -1), angles).reshape(x.shape)
+    cos, sin = node.table.cos_sin(memory.position, memory.position + len(x))
+    return rotate(x.reshape(len(x), node.heads, -1), cos, sin).reshape(x.shape)
 
 
 @_run.register
@@ -127,7 +130,8 @@ def _(node: Attention, values: dict[str, Array], memory: Memory) -> Array:
     v = memory.values[node.name] = np.concatenate([memory.values.get(node.name, new_v[:0]), new_v])
     q = values[node.q].reshape(-1, node.heads, node.head_size)
     past = len(k) - len(q)
-    hidden = np.arange(len(k))[None, :] > past + np.arange(len(q))[:, None]
+    age = past + np.arange(len(q))[:, None] - np.arange(len(k))[None, :]
+    hidden = (age < 0) | (age >= (node.window or np.inf))
     out = np.empty_like(q)
     for head in range(node.heads):
         of = head // (node.heads // node.kv_heads)
@@ -138,16 +142,26 @@ def _(node: Attention, values: dict[str, Array], memory: Memory) -> Array:
     return out.reshape(len(q), -1)
 
 
+_ACTIVATIONS: dict[Activation, Callable[[Array], NDArray[Any]]] = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "gelu_tanh": lambda x: x / 2 * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3))),
+}
+
+
 @_run.register
 def _(node: GLU, values: dict[str, Array], memory: Memory) -> Array:
-    gate = values[node.gate]
-    opened = gate if node.activation == "silu" else np.float32(1)
-    return np.asarray(opened / (1 + np.exp(-gate)) * values[node.up], dtype=np.float32)
+    return np.asarray(_ACTIVATIONS[node.activation](values[node.gate]) * values[node.up], dtype=np.float32)
 
 
 @_run.register
 def _(node: Add, values: dict[str, Array], memory: Memory) -> Array:
     return values[node.a] + values[node.b]
+
+
+@_run.register
+def _(node: Scale, values: dict[str, Array], memory: Memory) -> Array:
+    return values[node.x] * np.float32(node.factor)
 
 
 @_run.register

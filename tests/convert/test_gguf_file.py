@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from checkpoints import Sizes, Tiny, write_tiny
 from gguf import GGMLQuantizationType as Kind
+from gguf_files import tokenizer_meta, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +24,49 @@ def test_every_stored_type_reads_as_the_library_dequantises_it_in_hugging_face_l
     assert set(checkpoint.tensors) == set(tiny.tensors)
     for name, expected in tiny.tensors.items():
         np.testing.assert_array_equal(checkpoint.tensors[name].all(), expected, err_msg=name)
+
+
+def random_blocks(kind: Kind, rows: int, columns: int) -> np.ndarray:
+    """Return rows of random blocks whose values are finite, [rows, bytes]: any bits but a scale's are a block."""
+    rng, (size, bytes_) = np.random.default_rng(kind), gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (rows * columns // size, bytes_), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        while bad := np.flatnonzero(~np.isfinite(gguf.quants.dequantize(blocks, kind)).all(axis=1)).tolist():
+            blocks[bad] = rng.integers(0, 256, (len(bad), bytes_), dtype=np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q2_K, Kind.Q3_K,
+        Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL,
+    ],
+)  # fmt: skip
+def test_any_block_of_any_type_is_read_as_the_library_reads_it_whatever_rows_are_asked_for(
+    tmp_path: Path, kind: Kind
+) -> None:
+    rows, columns, heads = 48, 512, 4
+    meta = {
+        "block_count": 1, "context_length": 64, "embedding_length": columns, "feed_forward_length": rows,
+        "attention.head_count": heads, "attention.head_count_kv": heads, "attention.key_length": rows // heads,
+        "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 1e4,
+    }  # fmt: skip
+    raw = {name: random_blocks(kind, rows, columns) for name in ("blk.0.ffn_up.weight", "blk.0.attn_q.weight")}
+    of_llama = {f"llama.{key}": value for key, value in meta.items()}
+    write_gguf(tmp_path / "m.gguf", "llama", of_llama | tokenizer_meta(272), {}, kind, raw)
+    tensors = open_checkpoint(tmp_path / "m.gguf").tensors
+    up = gguf.quants.dequantize(raw["blk.0.ffn_up.weight"], kind).astype(np.float32)
+    q = gguf.quants.dequantize(raw["blk.0.attn_q.weight"], kind).astype(np.float32)
+    # llama.cpp stores the halves of a head interleaved.
+    q = q.reshape(heads, -1, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    for name, expected in (("mlp.up_proj", up), ("self_attn.q_proj", q)):
+        weight = tensors[f"model.layers.0.{name}.weight"]
+        assert (weight.stored, weight.shape) == (kind.name, (rows, columns))
+        np.testing.assert_array_equal(weight.all(), expected)
+        for step in (1, 7, 32):
+            parts = [block for _, block in weight.blocks(elements=step * columns)]
+            np.testing.assert_array_equal(np.concatenate(parts), expected)
 
 
 def test_rows_read_in_blocks_are_the_rows_of_the_whole(tiny: Tiny) -> None:
@@ -55,7 +99,9 @@ def test_an_untied_head_is_its_own_weight(tmp_path: Path) -> None:
         ({"leave_out": "blk.1.attn_v.weight"}, "no tensor `model.layers.1.self_attn.v_proj.weight`"),
         ({"leave_out": "output_norm.weight"}, "no tensor `model.norm.weight`"),
         ({"leave_out": "tokenizer.ggml.tokens"}, "no tokenizer"),
-        ({"leave_out": "tokenizer.ggml.merges"}, "is not read"),
+        ({"leave_out": "tokenizer.ggml.merges"}, "no merges"),
+        ({"change": {"tokenizer.ggml.model": "t5"}}, "of kind `t5` is not read"),
+        ({"more": {"tokenizer.ggml.bos_token_id": 1000}}, "bos_token_id` is 1000 of 268 tokens"),
         ({"leave_out": "llama.block_count"}, "no `llama.block_count`"),
         ({"change": {"general.architecture": "mamba"}}, "architecture `mamba`"),
         ({"change": {"tokenizer.ggml.pre": "klingon"}}, "rule `klingon`"),

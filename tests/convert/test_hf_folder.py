@@ -97,8 +97,8 @@ def test_shards_that_are_missing_doubled_or_disagree_with_the_index_are_refused(
     ("change", "says"),
     [
         ({"hidden_size": None}, "no `hidden_size`"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "is scaled"),
-        ({"layer_types": ["linear_attention"] * 3}, "3 layer types"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "is scaled by `dynamic`"),
+        ({"layer_types": ["linear_attention"] * 3}, r"layer types \[.*\] for 4 layers"),
         ({"layer_types": ["mamba"] * 4}, "layer types"),
         ({"model_type": "mamba"}, "unknown model family"),
         ({"intermediate_size": 128}, "its configuration says"),
@@ -284,6 +284,7 @@ def test_any_value_in_any_place_is_taken_or_refused_with_a_reason(
         said = ""
         try:
             checkpoint = open_checkpoint(folder)
+            build(checkpoint)
         except CheckpointError as error:
             said = str(error)
         else:

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ferrule_runtime.errors import CheckpointError
+
 from ..checkpoint import Checkpoint
-from ..graph import GLU, INPUT, Add, Attention, Graph, Linear, Node, RMSNorm, Rope, RopeTable, Weight
+from ..graph import GLU, INPUT, Activation, Add, Attention, Graph, Linear, Node, RMSNorm, Rope, RopeTable, Weight
+from ..safetensors_file import printable
+from ._rope import rope_table
 
 __all__ = ["Builder", "constant", "each", "take"]
 
 Array = NDArray[np.float32]
+
+# Where transformers' classes of such a family read their activation, and what they call it.
+_ACTIVATIONS: dict[Activation, tuple[str, tuple[str, ...]]] = {
+    "silu": ("hidden_act", ("silu", "swish")),
+    "gelu_tanh": ("hidden_activation", ("gelu_pytorch_tanh",)),
+}
+
+
+class _How(TypedDict, total=False):
+    table: RopeTable
+    window: int | None
+    scale: float
 
 
 def each(weight: Weight, change: Callable[[Array], Array]) -> Weight:
@@ -43,17 +59,27 @@ def constant(name: str, values: Array) -> Weight:
 class Builder:
     """Adds nodes under canonical names, with weights under the release's."""
 
-    def __init__(self, checkpoint: Checkpoint, *, zero_centred: bool = False) -> None:
+    def __init__(self, checkpoint: Checkpoint, *, zero_centred: bool = False, activation: Activation = "silu") -> None:
         """Start a graph.
 
         Args:
           checkpoint: Its configuration and tensors.
           zero_centred: Norms store their weight less one.
+          activation: Of the gated MLP.
+
+        Raises:
+          CheckpointError: The configuration says another activation.
         """
         self.checkpoint = checkpoint
         self.config = checkpoint.config
         self.zero_centred = zero_centred
+        self.activation = activation
         self.nodes: list[Node] = []
+        key, names = _ACTIVATIONS[activation]
+        if (found := self.config.get(key, names[0])) not in names:
+            raise CheckpointError(
+                f"{checkpoint.path}: `{key}` is `{printable(found)}`, only `{names[0]}` is built for this family",
+            )
 
     def add(self, node: Node) -> str:
         """Append a node; return the name of its value."""
@@ -76,8 +102,14 @@ class Builder:
             weight = each(weight, lambda rows: rows + np.float32(1))
         return self.add(RMSNorm(ours, x, weight, float(self.config["rms_norm_eps"]), heads))
 
-    def attention(self, at: str, x: str, *, bias: bool = False, head_norms: bool = False) -> str:
-        """Rotary grouped-query attention, with its four projections."""
+    def rope(self, theta: float, scaling: Mapping[str, Any] | None) -> RopeTable:
+        """Return a table for this model's heads."""
+        size = self.config["head_dim"]
+        turned = int(size * self.config.get("partial_rotary_factor", 1.0))
+        return rope_table(theta, size, turned, scaling, self.checkpoint.path)
+
+    def attention(self, at: str, x: str, *, bias: bool = False, head_norms: bool = False, **how: Unpack[_How]) -> str:
+        """Rotary grouped-query attention, with its four projections; `how` is for `attend`."""
         c = self.config
         heads, kv_heads, size, hidden = (
             c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"], c["hidden_size"],
@@ -88,41 +120,92 @@ class Builder:
         if head_norms:
             q = self.norm(f"{at}.attention.q_norm", q, f"{at}.self_attn.q_norm", size, heads=heads)
             k = self.norm(f"{at}.attention.k_norm", k, f"{at}.self_attn.k_norm", size, heads=kv_heads)
-        y = self.attend(at, q, k, v)
+        y = self.attend(at, q, k, v, **how)
         return self.linear(f"{at}.attention.out", y, f"{at}.self_attn.o_proj", hidden, heads * size)
 
-    def attend(self, at: str, q: str, k: str, v: str) -> str:
-        """Turn queries and keys, and attend."""
+    def attend(self, at: str, q: str, k: str, v: str, **how: Unpack[_How]) -> str:
+        """Turn queries and keys, and attend.
+
+        Args:
+          at: The layer's name.
+          q: Queries.
+          k: Keys.
+          v: Values.
+          how: Where a layer differs: its rotary `table`, the `window` it attends to, the `scale` of its scores.
+        """
         c = self.config
         heads, kv_heads, size = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
-        turned = int(size * c.get("partial_rotary_factor", 1.0))
-        pairs = range(turned // 2)
-        table = RopeTable(tuple(float(c["rope_theta"]) ** (-2 * pair / turned) for pair in pairs))
+        table = how.get("table") or self.rope(c["rope_theta"], c.get("rope_scaling"))
+        scale, window = how.get("scale", size**-0.5), how.get("window")
+        self.size("num_key_value_heads", divides="num_attention_heads")
         q = self.add(Rope(f"{at}.attention.q_turned", q, heads, table))
         k = self.add(Rope(f"{at}.attention.k_turned", k, kv_heads, table))
-        return self.add(Attention(f"{at}.attention", q, k, v, heads, kv_heads, size, size**-0.5))
+        return self.add(Attention(f"{at}.attention", q, k, v, heads, kv_heads, size, scale, window))
 
     def mlp(self, at: str, x: str) -> str:
-        """The gated MLP (SwiGLU)."""
+        """The gated MLP."""
         hidden, inner = self.config["hidden_size"], self.config["intermediate_size"]
         gate = self.linear(f"{at}.mlp.gate", x, f"{at}.mlp.gate_proj", inner, hidden)
         up = self.linear(f"{at}.mlp.up", x, f"{at}.mlp.up_proj", inner, hidden)
-        y = self.add(GLU(f"{at}.mlp.gated", gate, up))
+        y = self.add(GLU(f"{at}.mlp.gated", gate, up, self.activation))
         return self.linear(f"{at}.mlp.down", y, f"{at}.mlp.down_proj", hidden, inner)
 
-    def decoder(self, mixer: Callable[[str, str, int], str]) -> Graph:
+    def wrong(self, what: str) -> CheckpointError:
+        """Return the error of a configuration that no such model has."""
+        return CheckpointError(f"{self.checkpoint.path}: {what}", hint="the configuration is damaged")
+
+    def size(self, key: str, *, divides: str | None = None) -> int:
+        """Return a size of the configuration.
+
+        Args:
+          key: Of the size.
+          divides: Of another size, which it must divide: heads of keys serve so many heads of queries each.
+
+        Raises:
+          CheckpointError: It is not there, is no size, or does not divide.
+        """
+        value = self.config.get(key)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
+            raise self.wrong(f"`{key}` is {printable(value)}")
+        if divides and (whole := self.size(divides)) % value:
+            raise self.wrong(f"`{key}` is {value}, which does not divide `{divides}`, {whole}")
+        return value
+
+    def layer_kinds(self, known: Collection[str]) -> list[str]:
+        """Return `layer_types`: the kind of each layer, all of them known.
+
+        Raises:
+          CheckpointError: It is no list of kinds, or not of as many as there are layers.
+        """
+        kinds, layers = self.config.get("layer_types"), self.config["num_hidden_layers"]
+        if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in known for kind in kinds):
+            raise CheckpointError(
+                f"{self.checkpoint.path}: layer types {printable(kinds)} for {layers} layers",
+                hint=f"one for each, known: {', '.join(known)}",
+            )
+        return kinds
+
+    def decoder(self, mixer: Callable[[str, str, int], str], *, x: str = INPUT, post_norms: bool = False) -> Graph:
         """Build pre-norm residual layers around a token mixer, then the last norm.
 
         Args:
           mixer: Called with the layer's name, the normed value and the layer's number; returns what is added.
+          x: What enters the first layer.
+          post_norms: What mixer and MLP add is normed too (Gemma's four norms a layer).
         """
-        c, x = self.config, INPUT
+        c = self.config
         hidden = c["hidden_size"]
+        # Of a layer with post-norms, `post_attention_layernorm` is the mixer's; else it is the one before the MLP.
+        before_mlp = "pre_feedforward_layernorm" if post_norms else "post_attention_layernorm"
         for layer in range(c["num_hidden_layers"]):
             at = f"layers.{layer}"
             y = mixer(at, self.norm(f"{at}.mixer.norm", x, f"{at}.input_layernorm", hidden), layer)
+            if post_norms:
+                y = self.norm(f"{at}.mixer.post_norm", y, f"{at}.post_attention_layernorm", hidden)
             x = self.add(Add(f"{at}.mixer.sum", x, y))
-            y = self.mlp(at, self.norm(f"{at}.mlp.norm", x, f"{at}.post_attention_layernorm", hidden))
+            y = self.mlp(at, self.norm(f"{at}.mlp.norm", x, f"{at}.{before_mlp}", hidden))
+            if post_norms:
+                y = self.norm(f"{at}.mlp.post_norm", y, f"{at}.post_feedforward_layernorm", hidden)
             x = self.add(Add(f"{at}.mlp.sum", x, y))
         self.norm("norm", x, "norm", hidden)
         return self._frame()

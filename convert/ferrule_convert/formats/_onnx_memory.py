@@ -65,8 +65,8 @@ def facts(graph: Graph, context: int, tokenizer_bytes: int) -> MemoryFacts:
     inner = [weight for node in graph.nodes for weight in node.weights.values() if len(weight.shape) == 2]
     small = sum(weight.count for node in graph.nodes for weight in node.weights.values() if len(weight.shape) != 2)
     attentions = [node for node in graph.nodes if isinstance(node, Attention)]
-    turned = max((len(node.table.frequencies) for node in graph.nodes if isinstance(node, Rope)), default=0)
-    rotary = 2 * context * turned * _FLOAT
+    tables = {node.table for node in graph.nodes if isinstance(node, Rope)}
+    rotary = 2 * context * sum(len(table.frequencies) for table in tables) * _FLOAT
     orders = sum(node.index.nbytes for node in graph.nodes if isinstance(node, Take))
     return MemoryFacts(
         mapped=sum(map(_mapped, [*inner, graph.head])),
