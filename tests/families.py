@@ -61,6 +61,18 @@ FAMILIES = {
         zero_centred=True,
         not_zero_centred=("linear_attn.norm",),
     ),
+    "gemma3": Family(
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        {
+            "sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 32,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+            },
+        },
+        zero_centred=True,
+    ),
 }  # fmt: skip
 
 
