@@ -12,6 +12,7 @@ from ferrule_targets.target import load_target
 from .archs import build
 from .fetch import open_model
 from .formats import memory_facts
+from .graph import Attention, DeltaNet
 from .kept import Tally, recipe_keeping, tally
 from .recipe import apply, load_recipe, recipe_names
 
@@ -64,6 +65,8 @@ def describe(name: str, target: str, recipe: str | None = None) -> Described:
         "parameters": graph.parameters,
         "family": graph.family,
         **graph.facts,
+        "attention_layers": sum(isinstance(node, Attention) for node in graph.nodes),
+        "recurrent_layers": sum(isinstance(node, DeltaNet) for node in graph.nodes),
         "notes": list(checkpoint.notes),
     }
     memory, sizes, refused, matrices = {}, {}, {}, {}
