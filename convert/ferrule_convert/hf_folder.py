@@ -14,7 +14,7 @@ from ferrule_runtime.errors import CheckpointError
 from . import hf_chat, safetensors_file
 from .checkpoint import Checkpoint
 from .graph import Weight
-from .safetensors_file import printable, unique_pairs
+from .values import number, printable, size, unique_pairs
 
 __all__ = ["read", "skipped_part", "text_name"]
 
@@ -37,12 +37,13 @@ _NATURAL = (
     "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size",
     "max_position_embeddings", "head_dim",
 )  # fmt: skip
-# Larger sizes are damage, not models.
-_MOST = 2**31 - 1
 
 
 def skipped_part(name: str) -> str | None:
-    """Return which part of a release a tensor belongs to if it is not the text model, or None."""
+    """Return which part of a release a tensor belongs to if the text model does not need it, or None."""
+    # A table that old Llama releases carry; it follows from the configuration.
+    if name.endswith(".rotary_emb.inv_freq"):
+        return "rotary embedding"
     return next((part for prefix, part in _SKIPPED.items() if name.startswith(prefix)), None)
 
 
@@ -76,15 +77,6 @@ def _object(values: Mapping[str, Any], key: str, folder: Path) -> dict[str, Any]
     return found or {}
 
 
-def _positive(config: Mapping[str, Any], key: str, folder: Path, kinds: type[int] | type[float]) -> None:
-    value = config.get(key)
-    if value is None:
-        raise CheckpointError(f"{folder}/config.json: no `{key}`", hint="the folder is incomplete")
-    known = isinstance(value, (int, kinds)) and not isinstance(value, bool)
-    if not (known and 0 < value <= _MOST):
-        raise CheckpointError(f"{folder}/config.json: `{key}` is {printable(value)}", hint="fetch the file again")
-
-
 def _refuse(raw: Mapping[str, Any], config: Mapping[str, Any], folder: Path) -> None:
     """Refuse what would be read as another model than it is."""
     quantised = _object(raw, "quantization_config", folder) or _object(config, "quantization_config", folder)
@@ -109,7 +101,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
     `tie_word_embeddings` is None where it is not said: families differ in what they take then, the weights tell.
     """
-    raw = _json(folder / "config.json", needed=True)
+    raw, where = _json(folder / "config.json", needed=True), f"{folder}/config.json"
     text = _object(raw, "text_config", folder) or raw
     kind = str(text.get("model_type", raw.get("model_type"))).removesuffix("_text")
     config: dict[str, Any] = {**text, "model_type": kind}
@@ -123,13 +115,11 @@ def _config(folder: Path) -> dict[str, Any]:
     if config.get("num_key_value_heads") is None:
         config["num_key_value_heads"] = config.get("num_attention_heads")
     if config.get("head_dim") is None:
-        _positive(config, "hidden_size", folder, int)
-        _positive(config, "num_attention_heads", folder, int)
-        config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
+        config["head_dim"] = size(config, "hidden_size", where) // size(config, "num_attention_heads", where)
     for key in _NATURAL:
-        _positive(config, key, folder, int)
+        size(config, key, where)
     for key in ("rms_norm_eps", "rope_theta", "partial_rotary_factor"):
-        _positive(config, key, folder, float)
+        number(config, key, where)
     return config
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ferrule_runtime.errors import CheckpointError
-
 from ..checkpoint import Checkpoint
 from ..graph import GLU, CausalConv, Decay, DeltaNet, Graph, Linear, RMSNorm, Sigmoid, Slice
 from ._blocks import Builder, constant, each, take
@@ -18,13 +16,13 @@ __all__ = ["build"]
 
 # Of the L2 norm of queries and keys in the delta rule.
 _L2_EPSILON = 1e-6
+# Value heads that share a key head: 1 to 4 in releases. Keys are repeated, so more would outgrow the file.
+_MOST_SHARED = 64
 
 
 def _attention(b: Builder, at: str, x: str) -> str:
-    c = b.config
-    heads, kv_heads, size, hidden = (
-        c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"], c["hidden_size"],
-    )  # fmt: skip
+    heads, kv_heads = b.size("num_attention_heads"), b.size("num_key_value_heads")
+    size, hidden = b.size("head_dim"), b.size("hidden_size")
     both = b.weight(f"{at}.self_attn.q_proj.weight", f"{at}.attention.q", 2 * heads * size, hidden)
     rows = np.arange(2 * heads * size).reshape(heads, 2, size)
     q = b.add(Linear(f"{at}.attention.q", x, take(both, rows[:, 0].ravel(), f"{at}.attention.q")))
@@ -38,19 +36,22 @@ def _attention(b: Builder, at: str, x: str) -> str:
 
 
 def _delta_net(b: Builder, at: str, x: str) -> str:
-    c = b.config
-    hidden, kernel = c["hidden_size"], c["linear_conv_kernel_dim"]
-    heads, key_heads = c["linear_num_value_heads"], c["linear_num_key_heads"]
-    key, value = c["linear_key_head_dim"], c["linear_value_head_dim"]
+    hidden, kernel = b.size("hidden_size"), b.size("linear_conv_kernel_dim")
+    heads = b.size("linear_num_value_heads")
+    key_heads = b.size("linear_num_key_heads", divides="linear_num_value_heads")
+    key, value = b.size("linear_key_head_dim"), b.size("linear_value_head_dim")
+    if heads > _MOST_SHARED * key_heads:
+        raise b.wrong(f"{heads} value heads share {key_heads} key heads")
     mine, theirs = f"{at}.delta", f"{at}.linear_attn"
+    released = 2 * key_heads * key + heads * value
+    # Asked for first: what does not have these sizes is refused before anything of them is made.
+    released_qkv = b.weight(f"{theirs}.in_proj_qkv.weight", f"{mine}.qkv", released, hidden)
+    filters = b.weight(f"{theirs}.conv1d.weight", f"{mine}.conv", released, 1, kernel)
     # A key head that serves several value heads is repeated, in the projection's rows and in the kernel's.
     keys = np.arange(key_heads * key).reshape(key_heads, key).repeat(heads // key_heads, axis=0).ravel()
     values = np.arange(heads * value)
     index = np.concatenate([keys, keys + key_heads * key, values + 2 * key_heads * key])
-    released = 2 * key_heads * key + heads * value
-    qkv = take(b.weight(f"{theirs}.in_proj_qkv.weight", f"{mine}.qkv", released, hidden), index, f"{mine}.qkv")
-    mixed = b.add(Linear(f"{mine}.qkv", x, qkv))
-    filters = b.weight(f"{theirs}.conv1d.weight", f"{mine}.conv", released, 1, kernel)
+    mixed = b.add(Linear(f"{mine}.qkv", x, take(released_qkv, index, f"{mine}.qkv")))
     mixed = b.add(CausalConv(f"{mine}.conv", mixed, take(filters, index, f"{mine}.conv")))
     size = heads * key
     parts = [b.add(Slice(f"{mine}.{n}", mixed, i * size, (i + 1) * size)) for i, n in enumerate(("q_raw", "k_raw"))]
@@ -64,7 +65,7 @@ def _delta_net(b: Builder, at: str, x: str) -> str:
     y = b.add(DeltaNet(mine, q, k, v, decay, beta, heads, key, value))
     z = b.linear(f"{mine}.z", x, f"{theirs}.in_proj_z", heads * value, hidden)
     weight = b.weight(f"{theirs}.norm.weight", f"{mine}.norm", value)
-    y = b.add(RMSNorm(f"{mine}.norm", y, weight, float(c["rms_norm_eps"]), heads))
+    y = b.add(RMSNorm(f"{mine}.norm", y, weight, b.number("rms_norm_eps"), heads))
     y = b.add(GLU(f"{mine}.gated", z, y))
     return b.linear(f"{mine}.out", y, f"{theirs}.out_proj", hidden, heads * value)
 
@@ -76,12 +77,6 @@ def build(checkpoint: Checkpoint) -> Graph:
       CheckpointError: A tensor is missing or of another shape, or a layer is of an unknown kind.
     """
     b = Builder(checkpoint, zero_centred=True)
-    kinds = b.config["layer_types"]
     mixers = {"linear_attention": _delta_net, "full_attention": _attention}
-    if len(kinds) != b.config["num_hidden_layers"] or not set(kinds) <= set(mixers):
-        raise CheckpointError(
-            f"{checkpoint.path}: {len(kinds)} layer types ({', '.join(sorted(set(kinds)))}) "
-            f"for {b.config['num_hidden_layers']} layers",
-            hint=f"known: {', '.join(mixers)}",
-        )
+    kinds = b.layer_kinds(mixers)
     return b.decoder(lambda at, x, layer: mixers[kinds[layer]](b, at, x))
