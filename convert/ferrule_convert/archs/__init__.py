@@ -37,7 +37,8 @@ def build(checkpoint: Checkpoint) -> Graph:
     Raises:
       CheckpointError: Unknown family, tensors that are missing or of another shape, or ones that the family lacks.
     """
-    module = load_module("model family", __name__, str(checkpoint.config["model_type"]), CheckpointError)
+    family = printable(checkpoint.config["model_type"])
+    module = load_module("model family", __name__, family, CheckpointError)
     tensors = _Watched(checkpoint.tensors)
     graph = cast(Graph, module.build(replace(checkpoint, tensors=tensors)))
     if left := sorted(tensors.left):

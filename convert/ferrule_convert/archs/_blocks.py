@@ -76,6 +76,14 @@ class Builder:
             raise self.wrong(f"`{key}` is {found}, which does not divide `{divides}`, {whole}")
         return found
 
+    def heads(self) -> tuple[int, int]:
+        """Return the heads of queries, and those of keys and values, each of which serves as many of queries.
+
+        Raises:
+          CheckpointError: One is no size, or they do not divide.
+        """
+        return self.size("num_attention_heads"), self.size("num_key_value_heads", divides="num_attention_heads")
+
     def number(self, key: str, most: float = 1e9) -> float:
         """Return a positive number of the configuration, at most `most`.
 
@@ -124,8 +132,7 @@ class Builder:
 
     def attention(self, at: str, x: str, *, bias: bool = False, head_norms: bool = False) -> str:
         """Rotary grouped-query attention, with its four projections."""
-        heads, kv_heads = self.size("num_attention_heads"), self.size("num_key_value_heads")
-        size, hidden = self.size("head_dim"), self.size("hidden_size")
+        (heads, kv_heads), size, hidden = self.heads(), self.size("head_dim"), self.size("hidden_size")
         q = self.linear(f"{at}.attention.q", x, f"{at}.self_attn.q_proj", heads * size, hidden, bias=bias)
         k = self.linear(f"{at}.attention.k", x, f"{at}.self_attn.k_proj", kv_heads * size, hidden, bias=bias)
         v = self.linear(f"{at}.attention.v", x, f"{at}.self_attn.v_proj", kv_heads * size, hidden, bias=bias)
@@ -137,11 +144,7 @@ class Builder:
 
     def attend(self, at: str, q: str, k: str, v: str) -> str:
         """Turn queries and keys, and attend."""
-        heads, kv_heads = (
-            self.size("num_attention_heads"),
-            self.size("num_key_value_heads", divides="num_attention_heads"),
-        )
-        size, theta = self.size("head_dim"), self.number("rope_theta", most=1e12)
+        (heads, kv_heads), size, theta = self.heads(), self.size("head_dim"), self.number("rope_theta", most=1e12)
         share = self.number("partial_rotary_factor", most=1) if "partial_rotary_factor" in self.config else 1.0
         turned = int(size * share)
         if turned < 2 or turned % 2 or theta < 1:

@@ -21,8 +21,7 @@ _MOST_SHARED = 64
 
 
 def _attention(b: Builder, at: str, x: str) -> str:
-    heads, kv_heads = b.size("num_attention_heads"), b.size("num_key_value_heads")
-    size, hidden = b.size("head_dim"), b.size("hidden_size")
+    (heads, kv_heads), size, hidden = b.heads(), b.size("head_dim"), b.size("hidden_size")
     both = b.weight(f"{at}.self_attn.q_proj.weight", f"{at}.attention.q", 2 * heads * size, hidden)
     rows = np.arange(2 * heads * size).reshape(heads, 2, size)
     q = b.add(Linear(f"{at}.attention.q", x, take(both, rows[:, 0].ravel(), f"{at}.attention.q")))
