@@ -1,29 +1,28 @@
-"""GGUF files: headers through the `gguf` library, tensor rows dequantised when they are asked for."""
+"""GGUF files: headers, and tensor rows dequantised by the `gguf` library when they are asked for."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from ferrule_runtime.errors import CheckpointError
 from ferrule_runtime.registry import load_module, module_names
 
+from . import gguf_header
 from .checkpoint import Checkpoint, finite
+from .gguf_header import GgufHeader, GgufTensor
 from .gguf_names import GgufNames
 from .gguf_tokenizer import tokenizer_json
 from .graph import Weight
+from .hf_chat import token_ids
+from .values import printable, size
 
 __all__ = ["read"]
-
-MAGIC = b"GGUF"
-_VERSIONS = (2, 3)
 
 _CONFIG = {
     "embedding_length": "hidden_size",
@@ -37,32 +36,6 @@ _CONFIG = {
 }
 
 
-def _open(path: Path) -> GGUFReader:
-    with path.open("rb") as file:
-        head = file.read(8)
-    if head[:4] != MAGIC:
-        raise CheckpointError(
-            f"{path}: starts with {head[:4]!r}, not {MAGIC!r}", hint="not a GGUF file, or a broken download"
-        )
-    version = struct.unpack("<I", head[4:8])[0] if len(head) == 8 else 0
-    if version not in _VERSIONS:
-        raise CheckpointError(f"{path}: GGUF version {version}", hint=f"versions {_VERSIONS} are read, little-endian")
-    try:
-        return GGUFReader(path)
-    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
-        detail = str(error).split("\n")[0]
-        raise CheckpointError(
-            f"{path}: damaged or truncated GGUF at {path.stat().st_size} bytes: {detail}", hint="fetch the file again"
-        ) from None
-
-
-def _metadata(reader: GGUFReader, path: Path) -> dict[str, Any]:
-    try:
-        return {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
-    except (ValueError, IndexError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: damaged GGUF metadata: {error}", hint="fetch the file again") from None
-
-
 def _half_split(heads: int, rows: int) -> NDArray[np.int64]:
     """Return where each row of a Hugging Face q or k matrix stands in llama.cpp's.
 
@@ -72,16 +45,16 @@ def _half_split(heads: int, rows: int) -> NDArray[np.int64]:
     return np.arange(rows).reshape(heads, size // 2, 2).swapaxes(1, 2).reshape(rows)
 
 
-def _weight(name: str, tensor: Any, order: NDArray[np.int64] | None, path: Path) -> Weight:
-    kind = GGMLQuantizationType(tensor.tensor_type)
-    shape = tuple(int(size) for size in reversed(tensor.shape))
-    stored: NDArray[Any] = tensor.data
+def _weight(name: str, tensor: GgufTensor, order: NDArray[np.int64] | None, path: Path) -> Weight:
+    kind = tensor.tensor_type
+    shape = tuple(reversed(tensor.shape))
 
     def rows(start: int, stop: int) -> NDArray[np.float32]:
+        stored = tensor.data
         block = stored[start:stop] if order is None else stored[order[start:stop]]
         # A copy, so that no view keeps pages of the file alive.
         values = np.array(dequantize(np.ascontiguousarray(block), kind), dtype=np.float32)
-        return finite(values, name, start, path)
+        return finite(values.reshape(stop - start, *shape[1:]), name, start, path)
 
     return Weight(name, shape, rows, kind.name)
 
@@ -93,23 +66,23 @@ def _family(architecture: object, path: Path) -> GgufNames:
         names = getattr(load_module("model family", "ferrule_convert.archs", family), "GGUF", None)
         if isinstance(names, GgufNames):
             known[names.architecture] = names
-    if architecture not in known:
+    if not isinstance(architecture, str) or architecture not in known:
         raise CheckpointError(
-            f"{path}: architecture `{architecture}` is not known", hint=f"known: {', '.join(sorted(known))}"
+            f"{path}: architecture `{printable(architecture)}` is not known", hint=f"known: {', '.join(sorted(known))}"
         )
-    return known[str(architecture)]
+    return known[architecture]
 
 
-def _tensors(reader: GGUFReader, config: Mapping[str, Any], names: GgufNames, path: Path) -> dict[str, Weight]:
+def _tensors(header: GgufHeader, config: Mapping[str, Any], names: GgufNames, path: Path) -> dict[str, Weight]:
     result: dict[str, Weight] = {}
-    for tensor in reader.tensors:
+    for tensor in header.tensors:
         name = names.theirs(tensor.name)
         if name is None:
             raise CheckpointError(
-                f"{path}: tensor `{tensor.name}` is not one that a {config['model_type']} model has",
+                f"{path}: tensor `{printable(tensor.name)}` is not one that a {config['model_type']} model has",
                 hint="reading it without that tensor would give another model",
             )
-        kind = GGMLQuantizationType(tensor.tensor_type)
+        kind = tensor.tensor_type
         try:
             dequantize(np.zeros(0, dtype=np.uint8), kind)
         except NotImplementedError:
@@ -120,7 +93,12 @@ def _tensors(reader: GGUFReader, config: Mapping[str, Any], names: GgufNames, pa
             pass  # an empty array has no whole block; the type itself is known
         order = None
         if heads := names.interleaved_heads(name):
-            order = _half_split(config[heads], int(tensor.shape[1]))
+            if len(tensor.shape) != 2 or tensor.shape[1] % (2 * config[heads]):
+                raise CheckpointError(
+                    f"{path}: `{tensor.name}` is {tensor.shape}, its configuration says {config[heads]} heads",
+                    hint="weights and configuration are of different models",
+                )
+            order = _half_split(config[heads], tensor.shape[-1])
         result[name] = _weight(name, tensor, order, path)
     return result
 
@@ -133,16 +111,27 @@ def _config(meta: Mapping[str, Any], family: GgufNames, names: Iterable[str], pa
         if value is None:
             raise CheckpointError(f"{path}: no `{architecture}.{key}` in its metadata", hint="fetch the file again")
         config[ours] = value
-    heads = config["num_attention_heads"]
-    config["head_dim"] = meta.get(f"{architecture}.attention.key_length") or config["hidden_size"] // heads
+    where = str(path)
+    heads = size(config, "num_attention_heads", where)
+    size(config, "num_key_value_heads", where)
+    each = meta.get(f"{architecture}.attention.key_length")
+    config["head_dim"] = size(config, "hidden_size", where) // heads if each is None else each
     config["tie_word_embeddings"] = "output.weight" not in names
-    config["vocab_size"] = len(meta.get("tokenizer.ggml.tokens") or ())
+    tokens = meta.get("tokenizer.ggml.tokens")
+    config["vocab_size"] = len(tokens) if isinstance(tokens, list) else 0
     scaling = meta.get(f"{architecture}.rope.scaling.type", "none")
     if scaling != "none" or "rope_freqs.weight" in names:
         raise CheckpointError(
-            f"{path}: its rotary embedding is scaled ({scaling})", hint="not supported by this reader"
+            f"{path}: its rotary embedding is scaled ({printable(scaling)})", hint="not supported by this reader"
         )
     return config
+
+
+def _text(meta: Mapping[str, Any], key: str, path: Path) -> str | None:
+    found = meta.get(key)
+    if found is not None and not isinstance(found, str):
+        raise CheckpointError(f"{path}: `{key}` is {printable(found)}", hint="fetch the file again")
+    return found
 
 
 def read(path: Path) -> Checkpoint:
@@ -151,21 +140,22 @@ def read(path: Path) -> Checkpoint:
     Raises:
       CheckpointError: Wrong magic or version, truncated, unknown architecture or tensor type, or a part is missing.
     """
-    reader = _open(path)
-    meta = _metadata(reader, path)
+    header = gguf_header.read(path)
+    meta = header.metadata
     family = _family(meta.get("general.architecture"), path)
-    config = _config(meta, family, {tensor.name for tensor in reader.tensors}, path)
-    tensors = _tensors(reader, config, family, path)
-    stops = {meta.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")} - {None}
+    config = _config(meta, family, {tensor.name for tensor in header.tensors}, path)
+    tensors = _tensors(header, config, family, path)
+    stops = [meta.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+    template, licence = (_text(meta, key, path) for key in ("tokenizer.chat_template", "general.license"))
     kinds = sorted({tensor.stored for tensor in tensors.values() if len(tensor.shape) > 1})
     return Checkpoint(
-        name=str(meta.get("general.name") or path.stem),
+        name=printable(_text(meta, "general.name", path) or path.stem),
         path=path,
         config=config,
         tensors=tensors,
         tokenizer_json=tokenizer_json(meta, path),
-        template=meta.get("tokenizer.chat_template"),
-        stop_tokens=tuple(sorted(int(stop) for stop in stops if stop is not None)),
-        licence=meta.get("general.license"),
+        template=template,
+        stop_tokens=token_ids([stop for stop in stops if stop is not None], str(path), config["vocab_size"]),
+        licence=licence,
         stored=f"GGUF {'/'.join(kinds)}",
     )

@@ -10,10 +10,13 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from ferrule_runtime.errors import CheckpointError
 
+from .values import printable
+
 __all__ = ["tokenizer_json"]
 
 # gguf-py's TokenType.
-_CONTROL, _USER_DEFINED = 3, 4
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
+_FETCH = "fetch the file again"
 
 # How text is cut before merging, by `tokenizer.ggml.pre` (llama.cpp's src/llama-vocab.cpp; each model's own release).
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -54,19 +57,26 @@ def tokenizer_json(meta: Mapping[str, Any], path: Path) -> str:
       CheckpointError: No tokenizer, a kind that is not byte-level BPE, or an unknown way of cutting text.
     """
     kind, pre = meta.get("tokenizer.ggml.model"), meta.get("tokenizer.ggml.pre")
-    tokens, merges = meta.get("tokenizer.ggml.tokens"), meta.get("tokenizer.ggml.merges")
+    tokens, merges, types = (meta.get(f"tokenizer.ggml.{key}") for key in ("tokens", "merges", "token_type"))
+    for key, value, what in (("tokens", tokens, str), ("merges", merges, str), ("token_type", types, int)):
+        if value is not None and not (isinstance(value, list) and all(isinstance(one, what) for one in value)):
+            raise CheckpointError(f"{path}: `tokenizer.ggml.{key}` is {printable(value)}", hint=_FETCH)
     if not tokens or not kind:
         raise CheckpointError(f"{path}: no tokenizer in its metadata", hint="use a file that carries its tokenizer")
     if kind != "gpt2" or merges is None:
-        raise CheckpointError(f"{path}: tokenizer of kind `{kind}` is not read", hint="byte-level BPE (`gpt2`) is")
-    if pre not in _PRE:
         raise CheckpointError(
-            f"{path}: text-cutting rule `{pre}` of its tokenizer is not known",
+            f"{path}: tokenizer of kind `{printable(kind)}` is not read", hint="byte-level BPE (`gpt2`) is"
+        )
+    if not isinstance(pre, str) or pre not in _PRE:
+        raise CheckpointError(
+            f"{path}: text-cutting rule `{printable(pre)}` of its tokenizer is not known",
             hint=f"known: {', '.join(sorted(_PRE))}; guessing would give other tokens",
         )
     if len(set(tokens)) != len(tokens):
-        raise CheckpointError(f"{path}: its tokenizer lists a token twice", hint="fetch the file again")
-    types = meta.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+        raise CheckpointError(f"{path}: its tokenizer lists a token twice", hint=_FETCH)
+    types = types or [_NORMAL] * len(tokens)
+    if len(types) != len(tokens):
+        raise CheckpointError(f"{path}: its tokenizer has {len(tokens)} tokens and {len(types)} types", hint=_FETCH)
     vocabulary = {token: index for index, token in enumerate(tokens)}
     try:
         pairs = [(left, right) for left, right in (merge.split(" ", 1) for merge in merges)]

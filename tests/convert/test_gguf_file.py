@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from checkpoints import Sizes, Tiny, write_tiny
 from gguf import GGMLQuantizationType as Kind
+from headers import ARRAY, BOOL, F32, I32, STRING, U32, array, key, text, write_header
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -128,3 +129,39 @@ def test_the_library_reads_what_the_tests_write(tiny: Tiny) -> None:
     names = {tensor.name for tensor in gguf.GGUFReader(tiny.path).tensors}
     assert "blk.0.attn_q.weight" in names
     assert len(names) == len(tiny.tensors)
+
+
+VALUES = st.one_of(
+    (st.integers(0, 2**32 - 1) | st.sampled_from([0, 1, 3])).map(lambda v: (U32, struct.pack("<I", v))),
+    st.integers(-(2**31), 2**31 - 1).map(lambda v: (I32, struct.pack("<i", v))),
+    st.floats(width=32).map(lambda v: (F32, struct.pack("<f", v))),
+    st.booleans().map(lambda v: (BOOL, struct.pack("<?", v))),
+    st.text(max_size=4).map(lambda v: (STRING, text(v))),
+    st.lists(st.text(max_size=3), max_size=3).map(lambda v: (ARRAY, array(STRING, len(v), b"".join(map(text, v))))),
+    st.lists(st.integers(0, 300), max_size=3).map(
+        lambda v: (ARRAY, array(U32, len(v), struct.pack(f"<{len(v)}I", *v)))
+    ),
+)
+
+
+@given(st.data())
+@settings(max_examples=300)
+def test_any_value_of_any_key_is_taken_or_refused_with_a_reason(tiny: Tiny, data: st.DataObject) -> None:
+    reader = gguf.GGUFReader(tiny.path)
+    raw = tiny.path.read_bytes()
+    fields = [field for field in reader.fields.values() if not field.name.startswith("GGUF.")]
+    ends = [*(field.offset for field in fields[1:]), raw.index(b"token_embd.weight") - 8]
+    parts = {field.name: raw[field.offset : end] for field, end in zip(fields, ends, strict=True)}
+    name = data.draw(st.sampled_from(sorted(parts)))
+    kind, value = data.draw(VALUES)
+    parts[name] = key(name, kind, value)
+    path = tiny.path.with_name("any-value.gguf")
+    entries = raw[ends[-1] : ends[-1] + sum(sum(part.nbytes for part in one.field.parts) for one in reader.tensors)]
+    counts = (len(reader.tensors), len(parts))
+    write_header(path, list(parts.values()), [entries], raw[reader.data_offset :], counts=counts)
+    said = ""
+    try:
+        build(open_checkpoint(path))
+    except CheckpointError as error:
+        said = str(error)
+    assert said.isprintable()
