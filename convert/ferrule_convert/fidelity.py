@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from .cache import cache_folder
 from .graph import Graph
 from .interpret import head_logits, interpret
+from .tokenizer import encode, load
 
 __all__ = ["Fidelity", "compare", "fidelity_tokens", "reference_hidden", "wilson"]
 
@@ -78,7 +78,7 @@ def wilson(successes: int, count: int) -> tuple[float, float]:
 def fidelity_tokens(tokenizer_json: str, limit: int | None = None) -> list[int]:
     """Return the tokens of the owned text."""
     text = (resources.files("ferrule_convert.texts") / "fidelity.txt").read_text(encoding="utf-8")
-    ids = list(Tokenizer.from_str(tokenizer_json).encode(text, add_special_tokens=False).ids)
+    ids = encode(load(tokenizer_json, "checkpoint"), text, "checkpoint")
     return ids[:limit] if limit else ids
 
 
