@@ -61,7 +61,11 @@ def within(limits: Limits, function: Callable[_P, _R], *args: _P.args, **kwargs:
       FerruleError: What the function raised, or the process died or took too long.
     """
     context = multiprocessing.get_context("spawn")
-    with tempfile.NamedTemporaryFile(prefix="ferrule-") as words:
+    try:
+        kept = tempfile.NamedTemporaryFile(prefix="ferrule-")  # noqa: SIM115 - entered below, once it is there
+    except OSError as error:
+        raise FerruleError(f"no temporary file: {error.strerror}", hint="make room, or set TMPDIR") from None
+    with kept as words:
         results, theirs = context.Pipe(duplex=False)
         process = context.Process(
             target=_answer, args=(theirs, words.name, limits.memory, function, args, kwargs), daemon=True

@@ -285,7 +285,7 @@ def read(path: Path) -> GgufHeader:
     """
     try:
         if not path.is_file() or not path.stat().st_size:
-            raise CheckpointError(f"{path}: an empty file, or none", hint="fetch it again")
+            raise CheckpointError(f"{path}: is an empty file, or none", hint="fetch it again")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             cursor = _Cursor(data, path)
             count, keys = _counts(cursor)

@@ -131,7 +131,7 @@ def test_a_count_beyond_the_entries_is_refused(tmp_path: Path) -> None:
         (b"GGUF" + struct.pack("<I", 1), "GGUF version 1"),
         (b"GGUF" + struct.pack(">I", 3), "big-endian"),
         (b"GGUF\x03\x00", "header of 8 bytes"),
-        (b"", "an empty file"),
+        (b"", "is an empty file"),
     ],
 )
 def test_another_version_or_byte_order_is_named(tmp_path: Path, head: bytes, says: str) -> None:
