@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
+import pickle
 import resource
-import signal
-import tempfile
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 from ferrule_runtime.errors import FerruleError
 
@@ -27,31 +24,12 @@ class Limits:
     """What such a process may take: a template or tokenizer can be made to take everything.
 
     Attributes:
-      seconds: Until it is killed. Tokenizer and grammars of a 248k vocabulary take 4 s on a fast core.
+      seconds: Until it is killed. Tokenizer and grammars of a 248k vocabulary take some seconds.
       memory: Bytes of its own (RLIMIT_DATA), beyond which allocating fails. The same vocabulary takes 350 MB.
     """
 
     seconds: float = 600
     memory: int = 4 << 30
-
-
-def _answer(results: Connection, words: str, memory: int, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    """Call a function and send what it returns or raises; the child's whole work."""
-    # Ctrl-C reaches the whole group; the parent answers it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What libraries print when they panic or abort is not the user's; the parent quotes its end.
-    os.dup2(os.open(words, os.O_WRONLY), 2)
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (memory if most == resource.RLIM_INFINITY else min(memory, most), most))
-    try:
-        result = (True, function(*args, **kwargs))
-    except FerruleError as error:
-        result = (False, error)
-    except BaseException as error:  # Rust's panics are no Exceptions
-        result = (False, FerruleError(f"`{function.__name__}` failed: {type(error).__name__}: {error}"))
-    # A parent that is gone needs no answer.
-    with contextlib.suppress(BrokenPipeError):
-        results.send(result)
 
 
 def within(limits: Limits, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -60,36 +38,31 @@ def within(limits: Limits, function: Callable[_P, _R], *args: _P.args, **kwargs:
     Raises:
       FerruleError: What the function raised, or the process died or took too long.
     """
-    context = multiprocessing.get_context("spawn")
+    name = f"`{function.__name__}`"
+    work = pickle.dumps((sys.path, limits.memory, pickle.dumps((function, args, kwargs))))
     try:
-        kept = tempfile.NamedTemporaryFile(prefix="ferrule-")  # noqa: SIM115 - entered below, once it is there
-    except OSError as error:
-        raise FerruleError(f"no temporary file: {error.strerror}", hint="make room, or set TMPDIR") from None
-    with kept as words:
-        results, theirs = context.Pipe(duplex=False)
-        process = context.Process(
-            target=_answer, args=(theirs, words.name, limits.memory, function, args, kwargs), daemon=True
+        # A session of its own, so that Ctrl-C reaches the parent alone, which ends it. Libraries print when they panic:
+        # that is not for the user.
+        done = subprocess.run(
+            [sys.executable, "-m", __name__],
+            input=work,
+            capture_output=True,
+            timeout=limits.seconds,
+            start_new_session=True,
+            check=False,
         )
-        try:
-            process.start()
-            theirs.close()
-            if not results.poll(limits.seconds):
-                raise FerruleError(
-                    f"`{function.__name__}` took longer than {limits.seconds:g} s in its process",
-                    hint="a chat template or tokenizer that never ends, or a machine with too much else to do",
-                )
-            good, result = results.recv()
-        except (EOFError, OSError):
-            said = Path(words.name).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-            raise FerruleError(
-                f"the process of `{function.__name__}` was killed{': ' + said[0] if said else ''}",
-                hint="for memory? give it more",
-            ) from None
-        finally:
-            results.close()
-            if process.pid is not None:
-                process.kill()
-                process.join()
+    except subprocess.TimeoutExpired:
+        raise FerruleError(
+            f"{name} took longer than {limits.seconds:g} s in its process",
+            hint="a chat template or tokenizer that never ends, or a machine with too much else to do",
+        ) from None
+    except OSError as error:
+        raise FerruleError(f"no process for {name}: {error.strerror}", hint="is there memory left?") from None
+    if done.returncode:
+        words = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        ended = "was killed" if done.returncode < 0 else "failed"
+        raise FerruleError(f"the process of {name} {ended}: {words[0]}", hint="for memory? give it more")
+    good, result = pickle.loads(done.stdout)
     if not good:
         raise cast(FerruleError, result)
     return cast(_R, result)
@@ -104,3 +77,25 @@ def apart(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R
       FerruleError: What the function raised, or the process died or took too long.
     """
     return within(Limits(), function, *args, **kwargs)
+
+
+def _answer() -> None:
+    """Carry out the work that comes in, and send back what it returns or raises: the process's whole life."""
+    path, memory, work = pickle.load(sys.stdin.buffer)
+    # Results go where standard output went; what is printed goes where errors do.
+    results = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (memory if most == resource.RLIM_INFINITY else min(memory, most), most))
+    sys.path[:] = path
+    function, args, kwargs = pickle.loads(work)
+    try:
+        result = (True, function(*args, **kwargs))
+    except FerruleError as error:
+        result = (False, error)
+    with results:
+        pickle.dump(result, results)
+
+
+if __name__ == "__main__":
+    _answer()

@@ -99,7 +99,7 @@ def _command(tiny: Tiny, out: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("limit", "says"),
     [
-        (0, "no temporary file"),
+        (0, "b: cannot be written"),
         (100, "b: cannot be written"),
         (20000, "b: cannot be written"),
         (120000, "b: cannot be written"),
