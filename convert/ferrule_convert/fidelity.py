@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
@@ -108,13 +109,16 @@ def reference_hidden(identity: str, graph: Graph, tokens: list[int]) -> Array:
     except (OSError, ValueError, EOFError):
         pass  # not there, or damaged: compute it
     hidden = np.concatenate([interpret(graph, window) for window in _windows(tokens)])
+    beside = path.with_suffix(f".{os.getpid()}.npy")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(f".{os.getpid()}.npy")
         np.save(beside, hidden)
         beside.replace(path)
     except OSError:
         pass  # a cache that cannot be written costs time, nothing else
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
     return hidden
 
 
