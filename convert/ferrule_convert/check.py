@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ferrule_runtime.bundle import Bundle
 from ferrule_runtime.engines import load
 from ferrule_runtime.engines.onnx import Head
-from ferrule_runtime.errors import BundleError
+from ferrule_runtime.errors import BundleError, CheckpointError
 from ferrule_runtime.golden import GOLDEN_FILE, Case, golden_cases, record
 
 from .apart import apart
@@ -106,7 +106,17 @@ def _head(bundle: Bundle) -> Head:
 
 
 def measure_fidelity(bundle: Bundle, checkpoint: Checkpoint, plain: Graph, progress: Progress) -> dict[str, Any]:
-    """Compare a whole bundle, in its engine, with the float model over the owned text."""
+    """Compare a whole bundle, in its engine, with the float model over the owned text.
+
+    Raises:
+      CheckpointError: It has another vocabulary than the bundle.
+    """
+    rows, theirs = bundle.manifest.tables["head"].rows, plain.head.shape[0]
+    if theirs != rows:
+        raise CheckpointError(
+            f"{checkpoint.path}: a vocabulary of {theirs}, the bundle's is of {rows}",
+            hint="compare with the checkpoint that the bundle was made of",
+        )
     tokens = fidelity_tokens(checkpoint.tokenizer_json)
     progress(f"comparing with the float model over {len(tokens)} tokens")
     engine = load(bundle, threads=0, context=min(WINDOW, bundle.manifest.context), chunk=128)

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 from checkpoints import Tiny, write_tiny
+from folders import write_qwen35
 
+from ferrule_convert.archs import build
+from ferrule_convert.check import measure_fidelity
 from ferrule_convert.checkpoint import open_checkpoint
 from ferrule_convert.pack import Options, convert
 from ferrule_convert.recipe import load_recipe
@@ -213,6 +216,14 @@ def test_a_name_that_cannot_be_is_an_error(tiny: Tiny, tmp_path: Path, name: str
     with pytest.raises(BundleError, match="cannot be written"):
         make(tiny, tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_bundle_is_not_compared_with_a_model_of_another_vocabulary(tiny: Tiny, tmp_path: Path) -> None:
+    bundle = make(tiny, tmp_path / "b", options=Options(fidelity=False))
+    write_qwen35(tmp_path / "m")
+    other = open_checkpoint(tmp_path / "m")
+    with pytest.raises(CheckpointError, match="a vocabulary of 272, the bundle's is of 268"):
+        measure_fidelity(bundle, other, build(other), lambda text: None)
 
 
 def test_a_template_that_drops_the_tools_fails_the_gate(tmp_path: Path, tiny: Tiny) -> None:
