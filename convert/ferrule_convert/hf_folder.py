@@ -12,7 +12,7 @@ from typing import Any
 from ferrule_runtime.errors import CheckpointError
 
 from . import hf_chat, safetensors_file
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, is_there
 from .graph import Weight
 from .values import number, printable, size, unique_pairs
 
@@ -112,6 +112,10 @@ def _config(folder: Path) -> dict[str, Any]:
     for key in ("eos_token_id", "bos_token_id", "tie_word_embeddings"):
         # The whole release's word, or else the text model's.
         config[key] = config.get(key) if raw.get(key) is None else raw[key]
+    if not isinstance(config["tie_word_embeddings"], bool | None):
+        raise CheckpointError(
+            f"{where}: `tie_word_embeddings` is {printable(config['tie_word_embeddings'])}", hint="fetch the file again"
+        )
     if config.get("num_key_value_heads") is None:
         config["num_key_value_heads"] = config.get("num_attention_heads")
     if config.get("head_dim") is None:
@@ -144,7 +148,7 @@ def _files(folder: Path) -> tuple[dict[str, Weight], list[str]]:
         expected.setdefault(shard, set()).add(name)
     for shard in sorted(expected):
         path = folder / shard
-        if Path(shard).name != shard or not path.is_file():
+        if Path(shard).name != shard or not is_there(path):
             raise CheckpointError(f"{folder}: shard `{printable(shard)}` is missing", hint="fetch the folder again")
         found = safetensors_file.read(path, unread)
         if twice := sorted(tensors.keys() & found.keys()):
@@ -181,7 +185,7 @@ def _tensors(
         notes.append(f"config.json does not say whether its head is tied: {head} is {'not ' if tied else ''}there")
     if tied and kept.pop(head, None):
         notes.append(f"{head} left out: config.json ties the head to the embedding")
-    return kept, config | {"tie_word_embeddings": bool(tied)}, notes
+    return kept, config | {"tie_word_embeddings": tied}, notes
 
 
 def _tokenizer(folder: Path) -> str:

@@ -156,6 +156,8 @@ class Builder:
 
     def mlp(self, at: str, x: str) -> str:
         """The gated MLP (SwiGLU)."""
+        if (act := self.config.get("hidden_act", "silu")) != "silu":
+            raise self.wrong(f"`hidden_act` is {values.printable(act)}, which its family does not have")
         hidden, inner = self.size("hidden_size"), self.size("intermediate_size")
         gate = self.linear(f"{at}.mlp.gate", x, f"{at}.mlp.gate_proj", inner, hidden)
         up = self.linear(f"{at}.mlp.up", x, f"{at}.mlp.up_proj", inner, hidden)
