@@ -14,7 +14,7 @@ help:
 	@echo "make demo    from a checkpoint to a picked, running bundle"
 	@echo "make models  fetch the small real model into the cache"
 	@echo "make test    every check: tests, board, types, lint, documents"
-	@echo "make bench   speed against the oracles"
+	@echo "make bench   speed against the oracles, and peers beside us"
 	@echo "make fuzz    the readers against changed inputs, for a minute (FUZZ_SECONDS)"
 	@echo "make clean   remove what these made, except the cache"
 
@@ -42,7 +42,7 @@ test: $(TOX_VENV)/.ready
 	$(TOX_VENV)/bin/tox run -e lint,types,board,docs,py
 
 bench: $(TOX_VENV)/.ready
-	$(TOX_VENV)/bin/tox run -e bench
+	$(TOX_VENV)/bin/tox run -e bench,genai
 
 fuzz: $(TOX_VENV)/.ready
 	$(TOX_VENV)/bin/tox run -e fuzz

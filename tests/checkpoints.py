@@ -17,6 +17,9 @@ TEMPLATE = (
 )
 
 
+_GGUF_TYPES = {str: "string", int: "uint32", float: "float32", list: "array"}
+
+
 @dataclass(frozen=True)
 class Sizes:
     layers: int = 2
@@ -61,6 +64,8 @@ def write_tiny(
     leave_out: str = "",
     change: dict[str, Any] | None = None,
     poison: str = "",
+    more: dict[str, Any] | None = None,
+    tensors: dict[str, np.ndarray] | None = None,
 ) -> Tiny:
     """Write a checkpoint.
 
@@ -72,6 +77,8 @@ def write_tiny(
       leave_out: A tensor (GGUF name) or metadata key that will be missing.
       change: Metadata to write otherwise, by key.
       poison: A tensor (GGUF name) that will hold a NaN.
+      more: Metadata beside the usual, by key: texts, whole numbers, floats or lists.
+      tensors: Tensors beside the usual, by GGUF name.
     """
     s, rng = sizes, np.random.default_rng(seed)
     tokens = vocabulary()
@@ -99,6 +106,10 @@ def write_tiny(
     for key, (type_, value) in meta.items():
         if key != leave_out:
             getattr(writer, f"add_{type_}")(key, (change or {}).get(key, value))
+    for key, value in (more or {}).items():
+        getattr(writer, f"add_{_GGUF_TYPES[type(value)]}")(key, value)
+    for name, values in (tensors or {}).items():
+        writer.add_tensor(name, values)
 
     def add(theirs: str, ours: str, shape: tuple[int, ...], heads: int = 0) -> None:
         norm = len(shape) == 1
@@ -139,7 +150,9 @@ def write_tiny(
     return out
 
 
-def oracle(tensors: dict[str, np.ndarray], *, vocabulary: int, sizes: Sizes, theta: float, epsilon: float) -> Any:
+def oracle(
+    tensors: dict[str, np.ndarray], *, vocabulary: int, sizes: Sizes, theta: float, epsilon: float, **rope: Any
+) -> Any:
     """Build transformers' own Llama over the same weights, in float32."""
     torch = __import__("torch")
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -148,7 +161,7 @@ def oracle(tensors: dict[str, np.ndarray], *, vocabulary: int, sizes: Sizes, the
         vocab_size=vocabulary, hidden_size=sizes.hidden, intermediate_size=sizes.inner,
         num_hidden_layers=sizes.layers, num_attention_heads=sizes.heads, num_key_value_heads=sizes.kv_heads,
         max_position_embeddings=sizes.context, rms_norm_eps=epsilon, tie_word_embeddings=sizes.tied,
-        rope_parameters={"rope_type": "default", "rope_theta": theta}, attn_implementation="eager",
+        rope_parameters={"rope_type": "default", "rope_theta": theta, **rope}, attn_implementation="eager",
         bos_token_id=None, eos_token_id=None, pad_token_id=None,
     )  # fmt: skip
     model = LlamaForCausalLM(config).eval()

@@ -39,6 +39,17 @@ def smollm2() -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def qwen25_coder() -> Path:
+    """The file of a real model that the user must bring, for tests marked `real`."""
+    from ferrule_convert.fetch import find
+
+    path = find("qwen2.5-coder-0.5b")
+    if path is None:
+        pytest.skip("qwen2.5-coder-0.5b is not in FERRULE_MODELS, and there is no address to fetch it from")
+    return path
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Compare a text with `tests/golden/NAME`; `--update-golden` writes the file instead."""

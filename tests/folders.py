@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from checkpoints import CONTROL, MERGES, TEMPLATE, Tiny, vocabulary
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -87,6 +88,17 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
+def logits_of(config: Any, model: Any, tensors: dict[str, np.ndarray], tokens: list[int]) -> np.ndarray:
+    """Return the logits of transformers' model over the same weights, in float32."""
+    torch = pytest.importorskip("torch")
+    net = model(config).float().eval()
+    state = {name: torch.from_numpy(np.array(values)) for name, values in tensors.items()}
+    state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
+    net.load_state_dict(state, strict=True)
+    with torch.no_grad():
+        return np.asarray(net(torch.tensor([tokens])).logits[0].numpy())
+
+
 QWEN35 = {
     "model_type": "qwen3_5_text", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 272, "rms_norm_eps": 1e-6,
@@ -114,7 +126,7 @@ def qwen35_tensors(c: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
         spread = scale or shape[-1] ** -0.5
         out[f"model.{name}"] = (rng.standard_normal(shape) * spread + mean).astype(np.float32)
 
-    add("embed_tokens.weight", c["vocab_size"], hidden, scale=1.0)
+    add("embed_tokens.weight", c["vocab_size"], hidden)
     for i, kind in enumerate(c["layer_types"]):
         at = f"layers.{i}"
         add(f"{at}.input_layernorm.weight", hidden, scale=0.1)
@@ -141,7 +153,8 @@ def qwen35_tensors(c: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
             add(f"{q}.o_proj.weight", hidden, c["num_attention_heads"] * size)
             add(f"{q}.q_norm.weight", size, scale=0.1)
             add(f"{q}.k_norm.weight", size, scale=0.1)
-    add("norm.weight", hidden, scale=0.1)
+    # Logits of a few units, as trained models have: tolerances are absolute.
+    add("norm.weight", hidden, scale=0.1, mean=-0.5)
     return out
 
 
@@ -163,3 +176,62 @@ def write_qwen35(
     (folder / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\n---\n# Tiny\n")
     write_tokenizer(folder)
     return {name.replace("model.language_model.", "model."): values for name, values in found.items()}
+
+
+# Six layers would be the least with both kinds; `layer_types` makes it three.
+GEMMA3 = {
+    "model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 272,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-6, "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "query_pre_attn_scalar": 32,
+    "max_position_embeddings": 2048, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "eos_token_id": 2,
+    "hidden_activation": "gelu_pytorch_tanh", "attn_logit_softcapping": None, "final_logit_softcapping": None,
+    "bos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+
+
+def gemma3_tensors(c: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
+    """Random weights of a Gemma 3 text model, under the names of its text-only release."""
+    rng = np.random.default_rng(seed)
+    hidden, inner, size = c["hidden_size"], c["intermediate_size"], c["head_dim"]
+    q, kv = c["num_attention_heads"] * size, c["num_key_value_heads"] * size
+    norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens": (c["vocab_size"], hidden), "norm": (hidden,)}
+    for layer in range(c["num_hidden_layers"]):
+        at = f"layers.{layer}"
+        shapes |= {f"{at}.{norm}_layernorm": (hidden,) for norm in norms}
+        shapes |= {f"{at}.self_attn.{one}_norm": (size,) for one in "qk"}
+        shapes |= {f"{at}.self_attn.q_proj": (q, hidden), f"{at}.self_attn.o_proj": (hidden, q)}
+        shapes |= {f"{at}.self_attn.{one}_proj": (kv, hidden) for one in "kv"}
+        shapes |= {f"{at}.mlp.gate_proj": (inner, hidden), f"{at}.mlp.up_proj": (inner, hidden)}
+        shapes |= {f"{at}.mlp.down_proj": (hidden, inner)}
+    spread = {name: 0.3 if len(shape) == 1 else shape[-1] ** -0.5 for name, shape in shapes.items()}
+    return {
+        f"model.{name}.weight": (rng.standard_normal(shape) * spread[name]).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+def write_gemma3(
+    folder: Path, *, multimodal: bool = False, change: dict[str, Any] | None = None
+) -> dict[str, np.ndarray]:
+    """Write a folder; return the text model's tensors under the text-only release's names.
+
+    Args:
+      folder: To write.
+      multimodal: As `Gemma3ForConditionalGeneration`, with a vision tower.
+      change: Configuration of the text model to write otherwise, by key; None leaves a key out.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = gemma3_tensors(GEMMA3)
+    config: dict[str, Any] = {**GEMMA3, **(change or {})}
+    config = {key: value for key, value in config.items() if value is not None}
+    written = tensors
+    if multimodal:
+        written = {name.replace("model.", "model.language_model.", 1): values for name, values in tensors.items()}
+        written |= {"model.vision_tower.a.weight": np.ones((4, 4)), "model.multi_modal_projector.b": np.ones((2, 2))}
+        config = {"model_type": "gemma3", "text_config": config, "eos_token_id": [1, 106]}
+    write_weights(folder, written, "F32", 1)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    write_tokenizer(folder)
+    return tensors

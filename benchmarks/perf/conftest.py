@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from ferrule_convert.checkpoint import open_checkpoint
 from ferrule_convert.fetch import fetch
-from ferrule_convert.fidelity import fidelity_tokens
+from ferrule_convert.fidelity import fidelity_windows
 from ferrule_convert.pack import Options, convert
 from ferrule_convert.recipe import load_recipe
 from ferrule_runtime.bundle import Bundle
@@ -44,7 +44,7 @@ def bundles(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 @pytest.fixture(scope="session")
 def prompt(smollm2: Path) -> list[int]:
-    return fidelity_tokens(open_checkpoint(smollm2).tokenizer_json, 64)
+    return fidelity_windows(open_checkpoint(smollm2).tokenizer_json, 64, 1)[0]
 
 
 @pytest.fixture(scope="session")

@@ -19,18 +19,20 @@ _CHUNK = 128
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `MODEL IN.npy OUT.npy WINDOW THREADS`."""
-    model, given, taken = map(Path, arguments[:3])
-    window, threads = map(int, arguments[3:5])
+    """Run `IN.npy OUT.npy MODEL THREADS LENGTH...`: each length is the rows of one conversation."""
+    given, taken, model = map(Path, arguments[:3])
+    threads, *lengths = map(int, arguments[3:])
     rows = np.load(given)
     out = np.empty_like(rows)
     try:
-        layers = Layers(model, threads=threads or len(os.sched_getaffinity(0)), context=min(window, len(rows)))
-        for start in range(0, len(rows), window):
+        layers = Layers(model, threads=threads or len(os.sched_getaffinity(0)), context=max(lengths))
+        start = 0
+        for length in lengths:
             layers.reset()
-            for at in range(start, min(start + window, len(rows)), _CHUNK):
-                stop = min(at + _CHUNK, start + window, len(rows))
+            for at in range(start, start + length, _CHUNK):
+                stop = min(at + _CHUNK, start + length)
                 out[at:stop] = layers.run(rows[at:stop])
+            start += length
     except FerruleError as error:
         note(f"error: {error}")
         return error.exit_code

@@ -6,9 +6,6 @@ be compared with the graph block by block, before rounding has piled up.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +15,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from ferrule_runtime.errors import EngineError
-
+from .apart import worker
 from .graph import INPUT, Add, Graph, Node
 
 __all__ = ["Block", "plan_blocks", "stream"]
@@ -28,8 +24,6 @@ Array = NDArray[np.float32]
 
 # Weights of one block: large enough to be few processes, small beside what else a conversion holds.
 _BLOCK_BYTES = 96 << 20
-# Longest that one block may take over a whole text.
-_TIMEOUT_S = 1800
 
 
 @dataclass(frozen=True)
@@ -99,46 +93,35 @@ def _extract(model: onnx.ModelProto, start: str, stop: str) -> onnx.ModelProto:
 
 
 def stream(
-    model: Path, blocks: Sequence[Block], rows: Array, *, window: int, threads: int = 0
-) -> Iterator[tuple[Block, Array, Array]]:
-    """Run rows through an exported graph block by block.
+    model: Path, blocks: Sequence[Block], conversations: Sequence[Array], *, threads: int = 0
+) -> Iterator[tuple[Block, list[Array], list[Array]]]:
+    """Run conversations through an exported graph block by block.
 
     Args:
       model: The exported graph; its weights lie beside it.
       blocks: From `plan_blocks` of the graph that was exported.
-      rows: Embedded tokens, [tokens, hidden].
-      window: Tokens after which the states are emptied.
+      conversations: Embedded tokens of each, [tokens, hidden]; each starts from an empty state.
       threads: Of the kernels; 0 takes the cores there are.
 
     Yields:
-      Each block, with what entered it and what left it, [tokens, hidden].
+      Each block, with what entered it and what left it, by conversation [tokens, hidden].
 
     Raises:
       EngineError: A block could not be loaded or executed.
     """
     whole = onnx.load(model, load_external_data=False)
-    with tempfile.TemporaryDirectory(prefix="ferrule-") as scratch:
-        given, taken = Path(scratch) / "in.npy", Path(scratch) / "out.npy"
-        for number, block in enumerate(blocks):
-            # The last node's value is called `hidden` at the end of the exported graph.
-            stop = block.stop if number + 1 < len(blocks) else "hidden"
-            part = model.with_name(f".block-{number}.onnx")
-            try:
-                part.write_bytes(_extract(whole, block.start, stop).SerializeToString())
-                np.save(given, rows)
-                command = [sys.executable, "-m", "ferrule_convert.block_worker", str(part), str(given), str(taken)]
-                command += [str(window), str(threads)]
-                done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-            except subprocess.TimeoutExpired:
-                raise EngineError(f"layers up to `{block.stop}` took longer than {_TIMEOUT_S} s") from None
-            finally:
-                part.unlink(missing_ok=True)
-            if done.returncode:
-                reason = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-                raise EngineError(
-                    f"layers up to `{block.stop}` cannot be run here: {reason[0].removeprefix('error: ')}",
-                    hint="was the process killed for memory? give it more, or use a smaller model",
-                )
-            result: Array = np.load(taken)
-            yield block, rows, result
-            rows = result
+    lengths = [len(rows) for rows in conversations]
+    given = list(conversations)
+    for number, block in enumerate(blocks):
+        # The last node's value is called `hidden` at the end of the exported graph.
+        stop = block.stop if number + 1 < len(blocks) else "hidden"
+        part = model.with_name(f".block-{number}.onnx")
+        try:
+            part.write_bytes(_extract(whole, block.start, stop).SerializeToString())
+            what = f"layers up to `{block.stop}`"
+            taken = worker("block_worker", what, np.concatenate(given), [part, threads, *lengths])
+        finally:
+            part.unlink(missing_ok=True)
+        split = np.split(taken, np.cumsum(lengths)[:-1])
+        yield block, given, split
+        given = split

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,16 +12,17 @@ from numpy.typing import NDArray
 
 from ferrule_runtime.bundle import Bundle
 from ferrule_runtime.engines import load
-from ferrule_runtime.engines.onnx import Head
 from ferrule_runtime.errors import BundleError, CheckpointError
-from ferrule_runtime.golden import GOLDEN_FILE, Case, golden_cases, record
+from ferrule_runtime.golden import GOLDEN_FILE, record
 
 from .apart import apart
 from .blocks import plan_blocks, stream
 from .checkpoint import Checkpoint
-from .fidelity import WINDOW, compare, fidelity_tokens, reference_hidden
+from .fidelity import compare, fidelity_windows, reference_hidden
 from .graph import Graph
+from .heads import head_parts, parted_logits
 from .interpret import Memory, embed, head_logits, run_nodes
+from .rehearsal import Rehearsal
 
 __all__ = ["Agreement", "Checked", "gate", "measure_fidelity", "run_blocks"]
 
@@ -65,44 +65,39 @@ def _share(ours: Array, theirs: Array, given: Array) -> float:
     return float(np.median(np.linalg.norm(theirs - ours, axis=1) / np.maximum(added, 1e-12)))
 
 
-def run_blocks(bundle: Bundle, graph: Graph, tokens: list[int], head: Head) -> tuple[Array, Agreement]:
-    """Run tokens through a bundle's layers block by block, comparing the first of them with the graph.
+def run_blocks(
+    bundle: Bundle, graph: Graph, conversations: Sequence[Sequence[int]]
+) -> tuple[list[Array], Array, float]:
+    """Run conversations through a bundle's layers block by block, comparing the first tokens with the graph.
 
     Args:
       bundle: Written; its files need no manifest yet.
       graph: With schemes.
-      tokens: Run in windows, each from an empty state.
-      head: The bundle's.
+      conversations: Token ids; each starts from an empty state.
 
     Returns:
-      The engine's hidden states, [tokens, hidden], and how they compare.
+      The engine's hidden states by conversation, [tokens, hidden]; the graph's own, of the first tokens of the first;
+      and the largest median share by which a block differs, each block from the same input.
 
     Raises:
       BundleError: A block differs from its graph by more than the kernels' own rounding.
       EngineError: A block cannot be run here.
     """
-    blocks = plan_blocks(graph)
     limit = _INT8_SHARE if any(weight.scheme for weight in graph.weights()) else _FLOAT_SHARE
-    compared = min(_COMPARED, len(tokens))
-    rows = embed(graph, tokens)
-    chain, worst = rows[:compared], 0.0
-    for block, given, found in stream(bundle.file("model.onnx"), blocks, rows, window=WINDOW):
-        expected, chain = run_nodes(block.nodes, block.start, [given[:compared], chain], [Memory(), Memory()])
-        share = _share(expected, found[:compared], given[:compared])
+    embedded = [embed(graph, tokens) for tokens in conversations]
+    chain, worst, left = embedded[0][:_COMPARED], 0.0, embedded
+    for block, entered, left in stream(bundle.file("model.onnx"), plan_blocks(graph), embedded):
+        given, found = entered[0][:_COMPARED], left[0][:_COMPARED]
+        expected, chain = run_nodes(block.nodes, block.start, [given, chain], [Memory(), Memory()])
+        share = _share(expected, found, given)
         if not share <= limit:
             raise BundleError(
                 f"the engine's layers up to `{block.stop}` differ from the graph by {share:.2g} of what they add, "
                 f"more than {limit:g}",
                 hint="this is a fault of the form or of the engine on this machine; the bundle was not written",
             )
-        rows, worst = found, max(worst, share)
-    some = slice(max(0, compared - 16), compared)
-    ours, theirs = head_logits(graph, chain[some]), head.logits(rows[some])
-    return rows, Agreement(worst, float(np.abs(ours - theirs).max()), compared)
-
-
-def _head(bundle: Bundle) -> Head:
-    return Head(bundle.file("head.onnx"), threads=len(os.sched_getaffinity(0)))
+        worst = max(worst, share)
+    return left, chain, worst
 
 
 def measure_fidelity(bundle: Bundle, checkpoint: Checkpoint, plain: Graph, progress: Progress) -> dict[str, Any]:
@@ -117,19 +112,32 @@ def measure_fidelity(bundle: Bundle, checkpoint: Checkpoint, plain: Graph, progr
             f"{checkpoint.path}: a vocabulary of {theirs}, the bundle's is of {rows}",
             hint="compare with the checkpoint that the bundle was made of",
         )
-    tokens = fidelity_tokens(checkpoint.tokenizer_json)
-    progress(f"comparing with the float model over {len(tokens)} tokens")
-    engine = load(bundle, threads=0, context=min(WINDOW, bundle.manifest.context), chunk=128)
+    text = apart(fidelity_windows, checkpoint.tokenizer_json, bundle.manifest.context, plain.parameters)
+    progress(f"comparing with the float model over {sum(map(len, text))} tokens")
+    engine = load(bundle, threads=0, context=max(map(len, text)), chunk=128)
     parts = []
-    for start in range(0, len(tokens), WINDOW):
+    for window in text:
         engine.reset()
-        parts.append(engine.feed(tokens[start : start + WINDOW], every=True))
-    reference = reference_hidden(checkpoint.sha256(), plain, tokens)
-    return compare(tokens, reference, np.concatenate(parts), plain, engine.logits).to_json()
+        parts.append(engine.feed(window, every=True))
+    return _distance(bundle, checkpoint.sha256(), checkpoint, plain, text, np.concatenate(parts))
+
+
+def _distance(
+    bundle: Bundle, identity: str, checkpoint: Checkpoint, plain: Graph, text: Sequence[Sequence[int]], hidden: Array
+) -> dict[str, Any]:
+    reference = reference_hidden(identity, checkpoint, text)
+    parts = ((first, stop, head.logits) for first, stop, head in head_parts(bundle.file("head.onnx")))
+    return compare(text, reference, hidden, plain, parts).to_json()
 
 
 def gate(
-    bundle: Bundle, checkpoint: Checkpoint, plain: Graph, graph: Graph, fidelity: bool, progress: Progress
+    bundle: Bundle,
+    checkpoint: Checkpoint,
+    plain: Graph,
+    graph: Graph,
+    rehearsed: Rehearsal,
+    fidelity: bool,
+    progress: Progress,
 ) -> Checked:
     """Check a bundle before it is given its name.
 
@@ -138,36 +146,31 @@ def gate(
       checkpoint: Where it came from.
       plain: The graph without schemes: the float model.
       graph: The graph as quantised.
+      rehearsed: Its golden calls, and the text.
       fidelity: Whether to compare with the float model.
       progress: Told what is being done.
 
     Raises:
-      BundleError: Values that are not finite, template, grammar or round trip failed, or engine and graph differ.
+      BundleError: Values that are not finite, or engine and graph differ.
+      EngineError: The engine or the float model cannot be run here.
     """
-    progress("checking template and tool calls")
-    cases = apart(golden_cases, bundle)
-    tokens = apart(fidelity_tokens, checkpoint.tokenizer_json, None if fidelity else _COMPARED)
-    progress(f"running {len(tokens)} tokens through the engine, compared with the graph")
-    head = _head(bundle)
-    hidden, agreement = run_blocks(bundle, graph, tokens, head)
-    found: dict[str, Any] = {"skipped": "--no-fidelity"}
+    cases, text = rehearsed.cases, rehearsed.text if fidelity else (rehearsed.text[0][:_COMPARED],)
+    count = sum(map(len, text))
+    progress(f"running {count} tokens and {len(cases)} golden calls through the engine, compared with the graph")
+    hidden, chain, worst = run_blocks(bundle, graph, [*text, *([*case.prompt, *case.call[:-1]] for case in cases)])
+    ends = slice(max(0, len(chain) - 16), len(chain))
+    calls = [rows[len(case.prompt) - 1 :] for case, rows in zip(cases, hidden[len(text) :], strict=True)]
+    found = np.split(
+        parted_logits(bundle.file("head.onnx"), np.concatenate([hidden[0][ends], *calls])),
+        np.cumsum([ends.stop - ends.start, *map(len, calls)])[:-1],
+    )
+    noise = float(np.abs(head_logits(graph, chain[ends]) - found[0]).max())
+    golden = record(cases, found[1:], noise=noise)
+    (bundle.path / GOLDEN_FILE).write_text(json.dumps(golden, indent=1) + "\n", encoding="utf-8")
+    distance: dict[str, Any] = {"skipped": "--no-fidelity"}
     if fidelity:
         progress("comparing with the float model")
-        reference = reference_hidden(bundle.manifest.checkpoint["sha256"], plain, tokens)
-        found = compare(tokens, reference, hidden, plain, head.logits).to_json()
-    progress("recording golden calls")
-    golden = record(cases, [head.logits(rows) for rows in _call_rows(bundle, graph, cases)], noise=agreement.noise)
-    (bundle.path / GOLDEN_FILE).write_text(json.dumps(golden, indent=1) + "\n", encoding="utf-8")
-    return Checked(found | {"engine": vars(agreement)}, (GOLDEN_FILE,))
-
-
-def _call_rows(bundle: Bundle, graph: Graph, cases: Sequence[Case]) -> list[Array]:
-    """Return the hidden states before each token of each golden call, block by block, all cases at once."""
-    texts = [[*case.prompt, *case.call[:-1]] for case in cases]
-    window = max(map(len, texts))
-    # A row never sees what stands behind it, so short cases are filled up.
-    filled = [token for text in texts for token in [*text, *[text[-1]] * (window - len(text))]]
-    rows = embed(graph, filled)
-    *_, (_, _, rows) = stream(bundle.file("model.onnx"), plan_blocks(graph), rows, window=window)
-    starts = [index * window + len(case.prompt) - 1 for index, case in enumerate(cases)]
-    return [rows[start : start + len(case.call)] for start, case in zip(starts, cases, strict=True)]
+        identity = bundle.manifest.checkpoint["sha256"]
+        distance = _distance(bundle, identity, checkpoint, plain, text, np.concatenate(hidden[: len(text)]))
+    agreement = Agreement(worst, noise, len(chain))
+    return Checked(distance | {"engine": vars(agreement)}, (GOLDEN_FILE,))

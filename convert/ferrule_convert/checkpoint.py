@@ -98,7 +98,7 @@ def _by(shape: tuple[int, ...]) -> str:
     return "×".join(map(str, shape))
 
 
-def finite(values: NDArray[np.float32], name: str, start: int, path: Path) -> NDArray[np.float32]:
+def finite(values: NDArray[np.float32], name: str, start: int, path: Path, what: str = "values") -> NDArray[np.float32]:
     """Return rows that were read, if all of them are finite.
 
     Raises:
@@ -106,7 +106,7 @@ def finite(values: NDArray[np.float32], name: str, start: int, path: Path) -> ND
     """
     if bad := int((~np.isfinite(values)).sum()):
         raise CheckpointError(
-            f"{path}: `{name}` holds {bad} values that are not finite in rows {start} to {start + len(values) - 1}",
+            f"{path}: `{name}` holds {bad} {what} that are not finite in rows {start} to {start + len(values) - 1}",
             hint="the weights are damaged; fetch the file again",
         )
     return values

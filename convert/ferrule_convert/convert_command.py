@@ -29,7 +29,8 @@ def fetch_command(options: argparse.Namespace) -> int:
             emit("catalogue", {"models": {name: model.model_dump() for name, model in entries.items()}})
             return 0
         for name, model in entries.items():
-            say(f"{name:20}  {human(model.size):>10}  {model.licence:12}  {model.title}")
+            where = "" if model.source else "  (not to be fetched: looked for in FERRULE_MODELS)"
+            say(f"{name:20}  {human(model.size):>10}  {model.licence:12}  {model.title}{where}")
         return 0
     path = fetch(options.name, Path(options.to) if options.to else None, note)
     if options.json:

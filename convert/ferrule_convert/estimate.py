@@ -12,6 +12,8 @@ from ferrule_targets.target import load_target
 from .archs import build
 from .fetch import open_model
 from .formats import memory_facts
+from .graph import Attention, DeltaNet
+from .kept import Tally, recipe_keeping, tally
 from .recipe import apply, load_recipe, recipe_names
 
 __all__ = ["describe"]
@@ -27,6 +29,7 @@ class Described:
       memory: By recipe, what a bundle would need; only recipes that fit its shapes.
       bytes: By recipe, what a bundle would weigh.
       refused: By recipe, why it does not fit.
+      matrices: By recipe, what becomes of the matrices.
     """
 
     facts: dict[str, Any]
@@ -34,10 +37,13 @@ class Described:
     memory: dict[str, MemoryFacts]
     bytes: dict[str, int]
     refused: dict[str, str]
+    matrices: dict[str, Tally]
 
 
 def describe(name: str, target: str, recipe: str | None = None) -> Described:
     """Read a checkpoint's headers and say what each recipe would make of it.
+
+    The recipe that keeps the integers which a checkpoint holds already is always one of them.
 
     Args:
       name: A checkpoint, a catalogued model that was fetched, or a release on the hub.
@@ -59,10 +65,14 @@ def describe(name: str, target: str, recipe: str | None = None) -> Described:
         "parameters": graph.parameters,
         "family": graph.family,
         **graph.facts,
+        "attention_layers": sum(isinstance(node, Attention) for node in graph.nodes),
+        "recurrent_layers": sum(isinstance(node, DeltaNet) for node in graph.nodes),
         "notes": list(checkpoint.notes),
     }
-    memory, sizes, refused = {}, {}, {}
-    for level in [recipe] if recipe else recipe_names():
+    memory, sizes, refused, matrices = {}, {}, {}, {}
+    keeping = recipe_keeping(graph)
+    levels = dict.fromkeys([*recipe_names(), *([keeping] if keeping else [])])
+    for level in [recipe] if recipe else levels:
         try:
             quantised = apply(graph, load_recipe(level))
         except RecipeError as error:
@@ -72,5 +82,6 @@ def describe(name: str, target: str, recipe: str | None = None) -> Described:
             continue
         tokenizer = len(checkpoint.tokenizer_json.encode())
         memory[level] = memory_facts(board.forms[0], quantised, min(graph.context, 8192), tokenizer)
+        matrices[level] = tally(quantised)
         sizes[level] = tokenizer + sum(weight.stored_bytes for weight in quantised.weights())
-    return Described(facts, graph.context, memory, sizes, refused)
+    return Described(facts, graph.context, memory, sizes, refused, matrices)

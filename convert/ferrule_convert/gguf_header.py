@@ -57,14 +57,14 @@ class GgufTensor:
 
     @property
     def data(self) -> NDArray[np.uint8]:
-        """Its stored bytes, [rows, bytes of a row]; a row is one value where there is one dimension.
+        """Its stored bytes, [rows, bytes of a row]; a vector's rows are its values, or itself where blocks hold them.
 
         They are mapped anew each time, so that pages of the file go when the array does.
 
         Raises:
           CheckpointError: The file is not as it was.
         """
-        rows = self.shape[-1]
+        rows = self.shape[-1] if len(self.shape) > 1 or GGML_QUANT_SIZES[self.tensor_type][0] == 1 else 1
         try:
             return np.memmap(
                 self.path, np.uint8, "r", self.offset, (rows, _bytes(self.tensor_type, self.shape) // rows)
@@ -230,8 +230,7 @@ def _tensor(cursor: _Cursor) -> GgufTensor:
     except ValueError:
         raise cursor.fail(f"tensor `{shown}` is stored as type {number}, which is not known") from None
     block, _ = GGML_QUANT_SIZES[kind]
-    row = shape[0] if axes > 1 else 1
-    if 0 in shape or row % block:
+    if 0 in shape or shape[0] % block:
         raise cursor.fail(
             f"tensor `{shown}` is {'×'.join(map(str, shape))}, stored as {kind.name} in blocks of {block}"
         )

@@ -1,11 +1,18 @@
-"""What llama.cpp calls the tensors of a model family: each family's file says it, the reader uses it."""
+"""How llama.cpp stores a model family: names, orders and values; each family's file says it, the reader undoes it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-__all__ = ["LAYER", "GgufNames"]
+import numpy as np
+from numpy.typing import NDArray
+
+from .gguf_config import Metadata
+from .graph import Weight
+
+__all__ = ["LAYER", "GgufNames", "interleaved"]
 
 # The same in every family (llama.cpp's gguf-py, constants.py).
 _SHARED = {
@@ -27,6 +34,31 @@ LAYER = {
     "ffn_down.weight": "mlp.down_proj.weight",
 }
 
+Config = Mapping[str, Any]
+# Given a tensor's name in the release behind `model.` and `layers.N.`, its rows and the configuration: where each of
+# the release's rows stands in the file; None where they stand in order.
+Order = Callable[[str, int, Config], NDArray[np.int64] | None]
+
+
+def interleaved(heads: Mapping[str, str]) -> Order:
+    """Return the order of heads whose halves llama.cpp's converter interleaves (convert_hf_to_gguf.py, `permute`).
+
+    Args:
+      heads: By tensor, the configuration's key for the number of its heads.
+    """
+
+    def order(name: str, rows: int, config: Config) -> NDArray[np.int64] | None:
+        if name not in heads:
+            return None
+        count = config[heads[name]]
+        # What has another number of rows than its configuration says is refused when it is built.
+        if rows % (2 * count):
+            return None
+        size = rows // count
+        return np.arange(rows).reshape(count, size // 2, 2).swapaxes(1, 2).reshape(rows)
+
+    return order
+
 
 @dataclass(frozen=True)
 class GgufNames:
@@ -36,25 +68,31 @@ class GgufNames:
       architecture: `general.architecture` of the file.
       model_type: The configuration's `model_type`: the family's own file in `archs/`.
       layer: Tensors of one layer: the part behind `blk.N.` to the part behind `model.layers.N.`.
-      interleaved: Tensors, as the part behind `model.layers.N.`, whose heads llama.cpp's converter interleaves, and the
-        configuration's key for the number of those heads.
+      config: From the metadata and the configuration that every family has, what this one has besides.
+      order: Of a tensor's rows.
+      restore: From a tensor's name, as for `order`, its rows in the release's order and the configuration, the tensor
+        as it was released.
     """
 
     architecture: str
     model_type: str
     layer: Mapping[str, str]
-    interleaved: Mapping[str, str] = field(default_factory=dict)
+    config: Callable[[Metadata, Config], Config] = field(default=lambda meta, config: {})
+    order: Order = field(default=lambda name, rows, config: None)
+    restore: Callable[[str, Weight, Config], Weight] = field(default=lambda name, weight, config: weight)
 
     def theirs(self, name: str) -> str | None:
         """Return the Hugging Face name of a tensor, or None when the family has no such tensor."""
         if name in _SHARED:
             return _SHARED[name]
+        number, rest = self.place(name)
+        return None if number is None or rest not in self.layer else f"model.layers.{number}.{self.layer[rest]}"
+
+    @staticmethod
+    def place(name: str) -> tuple[int | None, str]:
+        """Return a tensor's layer, and its name inside it; no layer where it is in none."""
         block, _, rest = name.partition(".")
         number, _, rest = rest.partition(".")
-        if block == "blk" and number.isdigit() and rest in self.layer:
-            return f"model.layers.{number}.{self.layer[rest]}"
-        return None
-
-    def interleaved_heads(self, name: str) -> str | None:
-        """Return the configuration's key for the heads of an interleaved tensor; None when it is stored as released."""
-        return self.interleaved.get(name.partition("model.layers.")[2].partition(".")[2])
+        if block != "blk" or not (number.isascii() and number.isdigit()):
+            return None, name
+        return int(number), rest

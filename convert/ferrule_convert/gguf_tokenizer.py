@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from ferrule_runtime.errors import CheckpointError
 
@@ -15,13 +16,17 @@ from .values import printable
 __all__ = ["tokenizer_json"]
 
 # gguf-py's TokenType.
-_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
-_FETCH = "fetch the file again"
+_NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
+
+# Of a SentencePiece token, which is cut at every letter to find what makes it; Gemma's longest have some hundred.
+_MOST_LETTERS = 1024
 
 # How text is cut before merging, by `tokenizer.ggml.pre` (llama.cpp's src/llama-vocab.cpp; each model's own release).
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2 = _WORDS + r"\p{N}" + _REST
+# Marks belong to the letters before them.
+_QWEN35 = _QWEN2.replace(r"\p{L}+|", r"[\p{L}\p{M}]+|").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
 _LLAMA3 = _WORDS + r"\p{N}{1,3}" + _REST
 
 
@@ -42,51 +47,119 @@ _PRE: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "gpt-2": _gpt2,
     "smollm": lambda: pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()]),
     "qwen2": lambda: _split(_QWEN2),
+    "qwen35": lambda: _split(_QWEN35),
     "llama-bpe": lambda: _split(_LLAMA3),
 }
+# GGUF does not say these: releases of Qwen compose characters first, those of Llama 3 take whole tokens before merging.
+_COMPOSED = ("qwen2", "qwen35")
+_WHOLE_FIRST = ("llama-bpe",)
+
+
+def _listed(value: Any, key: str, what: type, path: Path) -> None:
+    """Refuse what is there, but is no list of such values."""
+    if value is not None and not (isinstance(value, list) and all(isinstance(one, what) for one in value)):
+        raise CheckpointError(f"{path}: `tokenizer.ggml.{key}` is {printable(value)}", hint="fetch the file again")
+
+
+def _byte_level(tokens: list[str], meta: Mapping[str, Any], path: Path) -> Tokenizer:
+    merges, pre = meta.get("tokenizer.ggml.merges"), meta.get("tokenizer.ggml.pre")
+    _listed(merges, "merges", str, path)
+    if merges is None:
+        raise CheckpointError(f"{path}: no merges of its tokenizer in its metadata", hint="fetch the file again")
+    if not isinstance(pre, str) or pre not in _PRE:
+        raise CheckpointError(
+            f"{path}: text-cutting rule `{printable(pre)}` of its tokenizer is not known",
+            hint=f"known: {', '.join(sorted(_PRE))}; guessing would give other tokens",
+        )
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    try:
+        pairs = [(left, right) for left, right in (merge.split(" ", 1) for merge in merges)]
+        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre in _WHOLE_FIRST))
+    except Exception as error:  # the library raises bare Exceptions for merges outside the vocabulary
+        raise CheckpointError(f"{path}: its tokenizer's merges do not fit its tokens: {error}") from None
+    if pre in _COMPOSED:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = _PRE[pre]()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _merges(tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
+    """Return which two pieces make one, in the order in which SentencePiece would: by the score of what they make.
+
+    Only normal pieces are made of others: what a user defined is cut out of the text before, the rest is never text.
+    """
+    normal = {token: index for index, token in enumerate(tokens) if types[index] == _NORMAL}
+    ranked = [
+        (-scores[index], index, token[:cut], token[cut:])
+        for token, index in normal.items()
+        for cut in range(1, len(token))
+        if token[:cut] in normal and token[cut:] in normal
+    ]
+    return [(left, right) for _, _, left, right in sorted(ranked)]
+
+
+def _sentencepiece(tokens: list[str], types: list[int], meta: Mapping[str, Any], path: Path) -> Tokenizer:
+    """SentencePiece's BPE: spaces are `▁`, and what has no piece is spelled in bytes (Kudo & Richardson 2018)."""
+    scores = meta.get("tokenizer.ggml.scores")
+    if (
+        not isinstance(scores, list)
+        or len(scores) != len(tokens)
+        or not all(isinstance(one, float) and math.isfinite(one) for one in scores)
+    ):
+        raise CheckpointError(f"{path}: not one finite score for each of its {len(tokens)} tokens")
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    spelled = {token for token, kind in zip(tokens, types, strict=True) if kind == _BYTE}
+    if missing := [byte for byte in range(256) if f"<0x{byte:02X}>" not in spelled]:
+        raise CheckpointError(
+            f"{path}: {len(missing)} bytes, the first {missing[0]:#04x}, have no token of its tokenizer",
+            hint="text without a piece could not be spelled",
+        )
+    if (longest := max(map(len, tokens))) > _MOST_LETTERS:
+        raise CheckpointError(f"{path}: a token of {longest} letters, the most are {_MOST_LETTERS}")
+    merges = _merges(tokens, types, scores)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True))
+    escaped: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
+    read: list[decoders.Decoder] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if meta.get("tokenizer.ggml.add_space_prefix", True):
+        escaped.insert(0, normalizers.Prepend("▁"))
+        read.append(decoders.Strip(" ", 1, 0))
+    tokenizer.normalizer = normalizers.Sequence(escaped)
+    tokenizer.decoder = decoders.Sequence(read)
+    return tokenizer
 
 
 def tokenizer_json(meta: Mapping[str, Any], path: Path) -> str:
-    """Rebuild a byte-level BPE tokenizer from GGUF metadata.
+    """Rebuild a tokenizer, byte-level BPE or SentencePiece's, from GGUF metadata.
+
+    No token is put before or behind a text: templates write those that belong there.
 
     Args:
       meta: The file's metadata.
       path: For messages.
 
     Raises:
-      CheckpointError: No tokenizer, a kind that is not byte-level BPE, or an unknown way of cutting text.
+      CheckpointError: No tokenizer, one of another kind, incomplete, or with an unknown way of cutting text.
     """
-    kind, pre = meta.get("tokenizer.ggml.model"), meta.get("tokenizer.ggml.pre")
-    tokens, merges, types = (meta.get(f"tokenizer.ggml.{key}") for key in ("tokens", "merges", "token_type"))
-    for key, value, what in (("tokens", tokens, str), ("merges", merges, str), ("token_type", types, int)):
-        if value is not None and not (isinstance(value, list) and all(isinstance(one, what) for one in value)):
-            raise CheckpointError(f"{path}: `tokenizer.ggml.{key}` is {printable(value)}", hint=_FETCH)
+    kind, tokens, types = (meta.get(f"tokenizer.ggml.{key}") for key in ("model", "tokens", "token_type"))
+    for key, value, what in (("tokens", tokens, str), ("token_type", types, int)):
+        _listed(value, key, what, path)
     if not tokens or not kind:
         raise CheckpointError(f"{path}: no tokenizer in its metadata", hint="use a file that carries its tokenizer")
-    if kind != "gpt2" or merges is None:
+    if kind not in ("gpt2", "llama"):
         raise CheckpointError(
-            f"{path}: tokenizer of kind `{printable(kind)}` is not read", hint="byte-level BPE (`gpt2`) is"
-        )
-    if not isinstance(pre, str) or pre not in _PRE:
-        raise CheckpointError(
-            f"{path}: text-cutting rule `{printable(pre)}` of its tokenizer is not known",
-            hint=f"known: {', '.join(sorted(_PRE))}; guessing would give other tokens",
+            f"{path}: tokenizer of kind `{printable(kind)}` is not read",
+            hint="byte-level BPE (`gpt2`) and SentencePiece (`llama`) are",
         )
     if len(set(tokens)) != len(tokens):
-        raise CheckpointError(f"{path}: its tokenizer lists a token twice", hint=_FETCH)
+        raise CheckpointError(f"{path}: its tokenizer lists a token twice", hint="fetch the file again")
     types = types or [_NORMAL] * len(tokens)
     if len(types) != len(tokens):
-        raise CheckpointError(f"{path}: its tokenizer has {len(tokens)} tokens and {len(types)} types", hint=_FETCH)
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    try:
-        pairs = [(left, right) for left, right in (merge.split(" ", 1) for merge in merges)]
-        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
-    except Exception as error:  # the library raises bare Exceptions for merges outside the vocabulary
-        raise CheckpointError(f"{path}: its tokenizer's merges do not fit its tokens: {error}") from None
-    tokenizer.pre_tokenizer = _PRE[pre]()
-    tokenizer.decoder = decoders.ByteLevel()
-    added = [(t, k) for t, k in zip(tokens, types, strict=True) if k in (_CONTROL, _USER_DEFINED)]
-    for token, token_type in added:
-        entry = AddedToken(token, special=token_type == _CONTROL, normalized=False)
-        (tokenizer.add_special_tokens if token_type == _CONTROL else tokenizer.add_tokens)([entry])
+        raise CheckpointError(f"{path}: {len(types)} types of {len(tokens)} tokens", hint="fetch the file again")
+    tokenizer = _byte_level(tokens, meta, path) if kind == "gpt2" else _sentencepiece(tokens, types, meta, path)
+    added = [(token, kind) for token, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
+    # Of both kinds, and found in text as they stand: the longest first where several begin at one place.
+    for special, kind in ((True, _CONTROL), (False, _USER_DEFINED)):
+        entries = [AddedToken(token, special=special, normalized=False) for token, one in added if one == kind]
+        (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(entries)
     return str(tokenizer.to_str())

@@ -12,7 +12,7 @@ from ferrule_runtime.errors import CheckpointError
 
 from .values import printable
 
-__all__ = ["named_tokens", "stop_tokens", "template", "token_ids"]
+__all__ = ["named_tokens", "stop_tokens", "template"]
 
 # Transformers' names of templates: the one for tools first, as tools are what we render.
 _WANTED = ("tool_use", "default")
@@ -99,17 +99,7 @@ def named_tokens(tokenizer_config: Mapping[str, Any], tokenizer_json: str) -> tu
     return found, notes
 
 
-def token_ids(value: Any, where: str, vocabulary: int) -> tuple[int, ...]:
-    """Return the ids of an `eos_token_id`, sorted: of a number, a list, or None.
-
-    Args:
-      value: As the file has it.
-      where: For messages: the file.
-      vocabulary: Ids lie below it.
-
-    Raises:
-      CheckpointError: One is no id.
-    """
+def _ids(value: Any, where: str, vocabulary: int) -> tuple[int, ...]:
     values = value if isinstance(value, list) else [] if value is None else [value]
     for one in values:
         if not isinstance(one, int) or isinstance(one, bool) or not 0 <= one < vocabulary:
@@ -131,8 +121,8 @@ def stop_tokens(
     Raises:
       CheckpointError: One is no id.
     """
-    every = {name: token_ids(value, f"{folder}/{name}", vocabulary) for name, value in values.items()}
-    every["tokenizer_config.json"] = token_ids(tokenizer_eos, f"{folder}/tokenizer_config.json", vocabulary)
+    every = {name: _ids(value, f"{folder}/{name}", vocabulary) for name, value in values.items()}
+    every["tokenizer_config.json"] = _ids(tokenizer_eos, f"{folder}/tokenizer_config.json", vocabulary)
     said = {name: ids for name, ids in every.items() if ids}
     stops = tuple(sorted({one for ids in said.values() for one in ids}))
     if len(set(said.values())) < 2:

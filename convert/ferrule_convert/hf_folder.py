@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ferrule_runtime.errors import CheckpointError
 
-from . import hf_chat, safetensors_file
+from . import hf_chat, safetensors_file, stored
+from .archs import defaults
 from .checkpoint import Checkpoint, is_there
 from .graph import Weight
 from .values import number, printable, size, unique_pairs
@@ -37,6 +38,8 @@ _NATURAL = (
     "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size",
     "max_position_embeddings", "head_dim",
 )  # fmt: skip
+# Kinds of layers that can have rotary embeddings of their own.
+_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 
 
 def skipped_part(name: str) -> str | None:
@@ -77,23 +80,38 @@ def _object(values: Mapping[str, Any], key: str, folder: Path) -> dict[str, Any]
     return found or {}
 
 
-def _refuse(raw: Mapping[str, Any], config: Mapping[str, Any], folder: Path) -> None:
+def _refuse(config: Mapping[str, Any], folder: Path) -> None:
     """Refuse what would be read as another model than it is."""
-    quantised = _object(raw, "quantization_config", folder) or _object(config, "quantization_config", folder)
-    if quantised:
-        raise CheckpointError(
-            f"{folder}: its weights are quantised already ({printable(quantised.get('quant_method'))})",
-            hint="convert the release that is not",
-        )
-    for source in (_object(config, "rope_parameters", folder), _object(config, "rope_scaling", folder)):
-        how = source.get("rope_type", source.get("type", "default"))
-        if how != "default":
-            raise CheckpointError(
-                f"{folder}: its rotary embedding is scaled ({printable(how)})", hint="not supported yet"
-            )
     for key in ("use_sliding_window", "attention_bias", "mlp_bias"):
         if config.get(key):
             raise CheckpointError(f"{folder}: `{key}` is set, which is not supported yet")
+
+
+def _rope(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the rotary embedding's values, as releases before `rope_parameters` have them.
+
+    `rope_scaling` is None where nothing is scaled, and has its kind as `rope_type` where something is.
+    """
+    # The first wins, as in transformers.
+    given = _object(config, "rope_parameters", folder)
+    local = _object(given, _LOCAL, folder)
+    given = _object(given, _GLOBAL, folder) or given
+    scaling = _object(config, "rope_scaling", folder) or given
+    sources = (scaling, given, config)
+    found: dict[str, Any] = {"partial_rotary_factor": 1.0, "rope_scaling": None}
+    if local.get("rope_type", "default") != "default":
+        raise CheckpointError(f"{folder}: the rotary embedding of its layers with a window is scaled: not supported")
+    if local.get("rope_theta") is not None:
+        found["rope_local_base_freq"] = local["rope_theta"]
+    for key in ("rope_theta", "partial_rotary_factor"):
+        found[key] = next((one[key] for one in sources if one.get(key) is not None), found.get(key))
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind != "default":
+        # Some releases keep this value beside the others; there it wins, as in transformers.
+        key = "original_max_position_embeddings"
+        beside = {key: config[key]} if config.get(key) is not None else {}
+        found["rope_scaling"] = {**scaling, **beside, "rope_type": kind}
+    return found
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -104,11 +122,11 @@ def _config(folder: Path) -> dict[str, Any]:
     raw, where = _json(folder / "config.json", needed=True), f"{folder}/config.json"
     text = _object(raw, "text_config", folder) or raw
     kind = str(text.get("model_type", raw.get("model_type"))).removesuffix("_text")
-    config: dict[str, Any] = {**text, "model_type": kind}
-    _refuse(raw, config, folder)
-    rope = _object(config, "rope_parameters", folder)
-    for key, default in (("rope_theta", None), ("partial_rotary_factor", 1.0)):
-        config[key] = rope.get(key, config.get(key, default))
+    config: dict[str, Any] = {**defaults(printable(kind)), **text, "model_type": kind}
+    _refuse(config, folder)
+    key = "quantization_config"
+    config[key] = _object(raw, key, folder) or _object(config, key, folder)
+    config |= _rope(config, folder)
     for key in ("eos_token_id", "bos_token_id", "tie_word_embeddings"):
         # The whole release's word, or else the text model's.
         config[key] = config.get(key) if raw.get(key) is None else raw[key]
@@ -127,11 +145,11 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _files(folder: Path) -> tuple[dict[str, Weight], list[str]]:
+def _files(folder: Path, packed: Callable[[str], bool]) -> tuple[dict[str, Weight], list[str]]:
     """Return every tensor of every shard, and what is to be said."""
 
     def unread(name: str) -> bool:
-        return skipped_part(name) is not None
+        return packed(name) or skipped_part(name) is not None
 
     if not (folder / _INDEX).is_file():
         if not (folder / _ONE).is_file():
@@ -223,7 +241,11 @@ def read(folder: Path) -> Checkpoint:
       CheckpointError: A part is missing, malformed, or contradicts another.
     """
     config = _config(folder)
-    files, notes = _files(folder)
+    quantised = config["quantization_config"]
+    container = stored.container(quantised, folder)
+    files, notes = _files(folder, lambda name: stored.is_packed(container, name))
+    if container:
+        files = stored.assembled(container, quantised, files, folder)
     tensors, config, said = _tensors(files, config, folder)
     notes += said
     text = _tokenizer(folder)

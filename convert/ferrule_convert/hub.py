@@ -93,6 +93,18 @@ def _named(name: str, folder: Path, commit: str) -> Checkpoint:
     return replace(checkpoint, name=_split(name)[0], notes=(f"from the hub at {commit}", *checkpoint.notes))
 
 
+def _without_orders(checkpoint: Checkpoint) -> Checkpoint:
+    """Leave out in which order columns are stored (act-order), since that lies among the weights; say so."""
+    tensors = dict(checkpoint.tensors)
+    for name, weight in checkpoint.tensors.items():
+        if weight.integers and weight.integers.order:
+            tensors[name] = replace(weight, rows=weight.integers.as_stored())
+    if tensors == checkpoint.tensors:
+        return checkpoint
+    said = "act-order: bringing features into its order takes memory that headers do not tell; it is not counted"
+    return replace(checkpoint, tensors=tensors, notes=(*checkpoint.notes, said))
+
+
 def whole(name: str) -> Checkpoint:
     """Bring a release into the hub's cache, and open it.
 
@@ -165,4 +177,4 @@ def headers(name: str) -> Checkpoint:
         for shard in shards:
             url = hf_hub_url(repository, shard, revision=commit)
             _asked(name, partial(_hollow, url, copy / shard))
-        return _named(name, copy, commit)
+        return _without_orders(_named(name, copy, commit))

@@ -134,7 +134,7 @@ def _merged(base: Weight, a: Weight, b: Weight, scale: float, path: Path) -> Wei
         change = b.rows(start, stop) @ a.all()
         return finite(base.rows(start, stop) + np.float32(scale) * change, base.name, start, path)
 
-    return replace(base, rows=rows, stored=f"{base.stored}+LoRA")
+    return replace(base.changed(rows, "an adapter is merged into it"), stored=f"{base.stored}+LoRA")
 
 
 def merge(checkpoint: Checkpoint, folder: Path) -> Checkpoint:

@@ -25,12 +25,13 @@ from ferrule_targets.target import Target
 
 from .apart import apart
 from .archs import build
-from .chat_format import chat_format
 from .check import gate
 from .checkpoint import Checkpoint, is_there
 from .formats import export, memory_facts
 from .graph import Graph
+from .kept import tally
 from .recipe import Recipe, apply, describe
+from .rehearsal import rehearse
 
 __all__ = ["Options", "convert"]
 
@@ -182,13 +183,21 @@ def convert(
         raise UsageError(
             f"a context of {context} tokens; the model reaches {plain.context}", hint="a smaller --context"
         )
-    # Without the tensors, which know where they lie but cannot be sent.
-    chat = apart(chat_format, replace(checkpoint, tensors={}), options.dialect)
+    matrices = tally(graph)
     _room(graph, out)
     with _beside(out) as folder:
+        tokenizer = folder / "tokenizer.json"
+        tokenizer.write_text(checkpoint.tokenizer_json, encoding="utf-8")
+        progress("checking template and tool calls")
+        # Without the tensors, which know where they lie but cannot be sent.
+        sent = replace(checkpoint, tensors={})
+        rows = graph.head.shape[0]
+        rehearsed = apart(rehearse, sent, options.dialect, tokenizer, rows, context, plain.parameters)
+        chat = rehearsed.chat
         progress(f"writing {human(_bits_per_weight(graph) / 8 * graph.parameters)} of weights as {recipe.name}")
+        for line in matrices.lines():
+            progress(line)
         exported = export(form, graph, folder, context, target.accuracy_level)
-        (folder / "tokenizer.json").write_text(checkpoint.tokenizer_json, encoding="utf-8")
         (folder / "template.jinja").write_text(chat.template, encoding="utf-8")
         manifest = Manifest(
             name=f"{out.name}",
@@ -201,7 +210,11 @@ def convert(
                 "parameters": plain.parameters,
             },
             architecture={"family": plain.family, **plain.facts},
-            recipe={**describe(recipe), "bits_per_weight": round(_bits_per_weight(graph), 3)},
+            recipe={
+                **describe(recipe),
+                "bits_per_weight": round(_bits_per_weight(graph), 3),
+                "matrices": matrices.to_json(),
+            },
             target=target.name,
             form=form,
             engine=exported.engine,
@@ -218,7 +231,7 @@ def convert(
         names = [*exported.files, "tokenizer.json", "template.jinja"]
         # The gate reads the parts by their names; they are hashed once, when all are there.
         manifest = replace(manifest, files={name: File(0, "") for name in names})
-        checked = gate(Bundle(folder, manifest, ""), checkpoint, plain, graph, options.fidelity, progress)
+        checked = gate(Bundle(folder, manifest, ""), checkpoint, plain, graph, rehearsed, options.fidelity, progress)
         if options.max_kl is not None:
             _within(checked.fidelity, options.max_kl)
         manifest = replace(manifest, fidelity=checked.fidelity, files=_hashed(folder, [*names, *checked.files]))

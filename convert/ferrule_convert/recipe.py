@@ -18,14 +18,14 @@ from ferrule_runtime.errors import RecipeError
 from ferrule_runtime.registry import data_names, module_names, read_data, unknown
 
 from .graph import Graph, Weight
-from .schemes import Scheme
+from .kept import ordered
+from .schemes import GROUPS, Scheme
 
 __all__ = ["Recipe", "Rule", "apply", "load_recipe", "recipe_names"]
 
 _PACKAGE = "ferrule_convert.recipes"
 _NAME = re.compile(r"^w(?P<bits>\d+)(?:g(?P<group>\d+))?(?P<zero>z)?(?:_head(?P<head>\d+))?(?:_(?P<method>[a-z]+))?$")
 _BITS = (2, 4, 8)
-_GROUPS = (16, 32, 64, 128)
 _TABLE_GROUP = 32
 
 
@@ -73,7 +73,7 @@ class Recipe:
         for rule in self.rules:
             if fnmatch.fnmatchcase(weight.name, rule.pattern):
                 if rule.scheme and weight.shape[1] % rule.scheme.group:
-                    fit = [g for g in _GROUPS if weight.shape[1] % g == 0]
+                    fit = [g for g in GROUPS if weight.shape[1] % g == 0]
                     raise RecipeError(
                         f"recipe `{self.name}`: group {rule.scheme.group} does not divide `{weight.name}`, "
                         f"whose rows have {weight.shape[1]} weights",
@@ -101,8 +101,8 @@ class _RecipeText(BaseModel):
 def _legal(scheme: Scheme, where: str) -> Scheme:
     if scheme.bits not in _BITS:
         raise RecipeError(f"{where}: {scheme.bits} bits", hint=f"the kernels execute {', '.join(map(str, _BITS))} bits")
-    if scheme.group not in _GROUPS:
-        raise RecipeError(f"{where}: group {scheme.group}", hint=f"groups are {', '.join(map(str, _GROUPS))}")
+    if scheme.group not in GROUPS:
+        raise RecipeError(f"{where}: group {scheme.group}", hint=f"groups are {', '.join(map(str, GROUPS))}")
     known = module_names("ferrule_convert.schemes")
     if scheme.method not in known:
         raise unknown("scheme", scheme.method, known, RecipeError)
@@ -163,12 +163,15 @@ def load_recipe(name: str) -> Recipe:
 
 
 def apply(graph: Graph, recipe: Recipe) -> Graph:
-    """Return the graph with each weight marked by how the recipe quantises it; nothing is read yet.
+    """Return the graph with each weight marked by how the recipe quantises it; no weight is read yet.
+
+    Where the integers of a source are kept, what multiplies by them gets its features in their order.
 
     Raises:
       RecipeError: A weight that the recipe does not fit.
+      CheckpointError: The order of a source's columns is damaged.
     """
-    return graph.map_weights(lambda weight: replace(weight, scheme=recipe.scheme_for(weight)))
+    return ordered(graph.map_weights(lambda weight: replace(weight, scheme=recipe.scheme_for(weight))))
 
 
 def describe(recipe: Recipe) -> Mapping[str, Any]:

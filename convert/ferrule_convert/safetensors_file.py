@@ -10,6 +10,7 @@ import json
 import math
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from .checkpoint import finite
 from .graph import Weight
 from .values import printable, unique_pairs
 
-__all__ = ["read"]
+__all__ = ["Mapped", "read"]
 
 _LENGTH = 8
 # Safetensors' own limit: a longer header is an attack or an accident.
@@ -34,6 +35,8 @@ _BYTES = {
     "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
 _FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+# Packed integers, whose bits matter and not their sign.
+_WORDS = {"I32": "<u4"}
 
 
 def _header(path: Path, size: int) -> tuple[dict[str, Any], int]:
@@ -108,28 +111,58 @@ def _without_gaps(ranges: list[tuple[int, int, str]], room: int, path: Path) -> 
         raise fail(f"its tensors end at byte {reached} of {room}")
 
 
-def _weight(name: str, kind: str, shape: tuple[int, ...], offset: int, path: Path) -> Weight:
-    width = math.prod(shape[1:]) * _BYTES[kind]
+@dataclass(frozen=True)
+class Mapped:
+    """A tensor in a file; called as `Rows`, it reads them as float32.
 
-    def rows(start: int, stop: int) -> NDArray[np.float32]:
-        if kind not in _FLOATS:
-            raise _unreadable(name, kind, path)
+    Attributes:
+      name: In the file.
+      kind: The file's word for its type, such as `BF16`.
+      shape: Of the tensor.
+      path: The file.
+      offset: Where it begins, in bytes.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    path: Path
+    offset: int
+
+    def __call__(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Read rows [start, stop), all of them finite."""
+        return finite(self.floats(start, stop), self.name, start, self.path)
+
+    def floats(self, start: int, stop: int, columns: slice = slice(None)) -> NDArray[np.float32]:
+        """Read rows [start, stop), or some columns of them, as float32, finite or not."""
+        if self.kind not in _FLOATS:
+            raise _unreadable(self.name, self.kind, self.path)
+        stored = self.stored(start, stop, columns)
+        # A bf16 is the upper half of a float32.
+        half = self.kind == "BF16"
+        return (stored.astype(np.uint32) << 16).view(np.float32) if half else stored.astype(np.float32, copy=False)
+
+    def stored(self, start: int, stop: int, columns: slice = slice(None)) -> NDArray[Any]:
+        """Read rows [start, stop), or some columns of them, as they are stored; bf16 as uint16, int32 as uint32.
+
+        Raises:
+          CheckpointError: The file cannot be read, or the tensor is of a type that is not read.
+        """
+        kind = (_FLOATS | _WORDS).get(self.kind)
+        if kind is None:
+            raise _unreadable(self.name, self.kind, self.path)
+        width = math.prod(self.shape[1:]) * _BYTES[self.kind]
         try:
-            # Mapped for the block alone, so that its pages are gone when it is.
-            stored: NDArray[Any] = np.memmap(
-                path, _FLOATS[kind], "r", offset + start * width, (stop - start, *shape[1:])
+            # Mapped for the block alone, so that its pages are gone when it is, and copied, so that no view keeps them.
+            mapped: NDArray[Any] = np.memmap(
+                self.path, kind, "r", self.offset + start * width, (stop - start, *self.shape[1:])
             )
+            return np.array(mapped[..., columns])
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"{path}: rows {start} to {stop - 1} of `{name}` cannot be read: {error}",
+                f"{self.path}: rows {start} to {stop - 1} of `{self.name}` cannot be read: {error}",
                 hint="was the file changed or removed since it was opened?",
             ) from None
-        # A bf16 is the upper half of a float32. Both ways copy, so that no view keeps the mapping.
-        half = kind == "BF16"
-        values = (stored.astype(np.uint32) << 16).view(np.float32) if half else stored.astype(np.float32)
-        return finite(np.asarray(values), name, start, path)
-
-    return Weight(name, shape, rows, kind)
 
 
 def _unreadable(name: str, kind: str, path: Path) -> CheckpointError:
@@ -146,7 +179,7 @@ def read(path: Path, unread: Callable[[str], bool] = lambda name: False) -> dict
 
     Args:
       path: The file.
-      unread: Tells by name what the caller will not read, so that its type does not matter.
+      unread: Tells by name what the caller will not read as floats, so that its type does not matter.
 
     Raises:
       CheckpointError: Malformed in any way, or a tensor is of a type that is not read.
@@ -164,6 +197,6 @@ def read(path: Path, unread: Callable[[str], bool] = lambda name: False) -> dict
         if kind not in _FLOATS and not unread(name):
             raise _unreadable(name, kind, path)
         if end > begin and shape:
-            weights[name] = _weight(name, kind, shape, begins + begin, path)
+            weights[name] = Weight(name, shape, Mapped(name, kind, shape, path, begins + begin), kind)
     _without_gaps(ranges, size - begins, path)
     return weights

@@ -11,7 +11,7 @@ from typing import Any
 from .budget import CHUNK, CONTEXT, MemoryPlan, baseline, make_plan, plan_within
 from .bundle import Manifest, MemoryFacts, is_bundle, open_bundle
 from .commandline import emit, human, say
-from .errors import BundleError, OverBudget, UsageError
+from .errors import BundleError, ContextError, OverBudget, UsageError
 
 __all__ = ["fit", "inspect", "selftest"]
 
@@ -28,6 +28,12 @@ def _plan_json(plan: MemoryPlan) -> dict[str, Any]:
     return {**dataclasses.asdict(plan), "total": plan.total}
 
 
+def _context(asked: int | None, most: int) -> int:
+    if asked and asked > most:
+        raise ContextError(f"a context of {asked} tokens, it reaches {most}", hint=f"--context {most} or less")
+    return asked or min(CONTEXT, most)
+
+
 def _manifest_lines(manifest: Manifest) -> list[str]:
     facts, recipe, found = manifest.architecture, manifest.recipe, manifest.fidelity
     sizes = f"{facts['layers']} layers, hidden {facts['hidden']}, {facts['vocabulary']} tokens"
@@ -36,11 +42,14 @@ def _manifest_lines(manifest: Manifest) -> list[str]:
         distance = f"not measured ({found['skipped']})"
     else:
         distance = f"KL {found['kl']:.4f}, top-1 {100 * found['top1']:.1f} % over {found['positions']} positions"
+    bits = f"{recipe['bits_per_weight']} bits per weight"
+    if kept := recipe.get("matrices", {}).get("kept"):
+        bits += f", {kept} matrices with the checkpoint's own integers"
     return [
         f"bundle      {manifest.name}, {human(manifest.bytes)}",
         f"checkpoint  {checkpoint['name']}, {checkpoint['parameters'] / 1e6:.1f} M weights, {checkpoint['licence']}",
         f"model       {facts['family']}, {sizes}",
-        f"recipe      {recipe['key']}, {recipe['bits_per_weight']} bits per weight",
+        f"recipe      {recipe['key']}, {bits}",
         f"made for    {manifest.target}, {manifest.form} on {manifest.engine}",
         f"talks       {manifest.dialect}, stops at {list(manifest.stop_tokens)}, context {manifest.context}",
         f"fidelity    {distance}",
@@ -54,8 +63,18 @@ def _facts_lines(found: Any) -> list[str]:
         f"licence     {facts['licence'] or 'not stated'}",
         f"model       {facts['family']}, {facts['parameters'] / 1e6:.1f} M weights, {facts['layers']} layers, "
         f"hidden {facts['hidden']}, {facts['vocabulary']} tokens, context {found.context}",
+        f"remembers   {_remembers(found)}",
         *(f"note        {one}" for one in facts["notes"]),
     ]
+
+
+def _remembers(found: Any) -> str:
+    """Say what grows with the context and what does not: the same in every recipe."""
+    facts, memory = found.facts, next(iter(found.memory.values()))
+    growing = f"{facts['attention_layers']} of {facts['layers']} layers keep keys and values"
+    growing += f", {human(memory.kv_per_token)} a token"
+    constant = facts["recurrent_layers"]
+    return f"{growing}; {constant} a constant state, {human(memory.state)}" if constant else growing
 
 
 def inspect(options: argparse.Namespace) -> int:
@@ -64,7 +83,7 @@ def inspect(options: argparse.Namespace) -> int:
     if is_bundle(path):
         bundle = open_bundle(path, verify=options.verify)
         manifest = bundle.manifest
-        context = options.context or min(CONTEXT, manifest.context)
+        context = _context(options.context, manifest.context)
         plan = make_plan(manifest.memory, context=context, chunk=CHUNK, interpreter=interpreter)
         if options.json:
             emit("inspect", {"bundle": dataclasses.asdict(manifest), "hash": bundle.hash, "memory": _plan_json(plan)})
@@ -73,13 +92,20 @@ def inspect(options: argparse.Namespace) -> int:
             say(line)
         return 0
     found = _describe_checkpoint(options.path, options.target, None)
-    context = options.context or min(CONTEXT, found.context)
+    context = _context(options.context, found.context)
     plans = {
         name: make_plan(facts, context=context, chunk=CHUNK, interpreter=interpreter)
         for name, facts in found.memory.items()
     }
     if options.json:
-        recipes = {name: {"bytes": found.bytes[name], "memory": _plan_json(plan)} for name, plan in plans.items()}
+        recipes = {
+            name: {
+                "bytes": found.bytes[name],
+                "memory": _plan_json(plan),
+                "matrices": found.matrices[name].to_json(),
+            }
+            for name, plan in plans.items()
+        }
         emit(
             "inspect",
             {"checkpoint": found.facts, "target": options.target, "recipes": recipes, "refused": found.refused},
@@ -91,6 +117,8 @@ def inspect(options: argparse.Namespace) -> int:
     say(f"{'recipe':10}  {'on disk':>10}  {'in memory':>10}  at context {context} on {options.target}")
     for name, plan in sorted(plans.items(), key=lambda item: -item[1].total):
         say(f"{name:10}  {human(found.bytes[name]):>10}  {human(plan.total):>10}")
+        for line in found.matrices[name].lines():
+            say(f"{'':10}  {line}")
     for name, reason in found.refused.items():
         say(f"{name:10}  refused: {reason}")
     return 0
@@ -98,6 +126,8 @@ def inspect(options: argparse.Namespace) -> int:
 
 def _facts_for_fit(path: Path, options: argparse.Namespace) -> tuple[dict[str, MemoryFacts], int]:
     if is_bundle(path):
+        if options.recipe:
+            raise UsageError(f"{path}: a bundle has its recipe already", hint="--recipe is for checkpoints")
         manifest = open_bundle(path).manifest
         return {manifest.recipe["name"]: manifest.memory}, manifest.context
     found = _describe_checkpoint(options.path, options.target, options.recipe)

@@ -108,16 +108,19 @@ def _grammar(talk: Talk) -> str:
     return grammar
 
 
-def golden_cases(bundle: Bundle) -> list[Case]:
+def golden_cases(talk: Talk, vocabulary: Vocabulary) -> list[Case]:
     """Render the golden conversations, with their tools and answers.
+
+    Args:
+      talk: How the bundle talks.
+      vocabulary: Of the same tokenizer.
 
     Raises:
       BundleError: The template fails or drops tools or results, or calls do not survive the dialect.
       ConstraintError: A golden tool's grammar does not compile, or forbids the call that answers.
     """
-    talk = Talk.of(bundle)
     check_round_trip(talk)
-    vocabulary, grammar = Vocabulary.of(bundle, talk.tokenizer), _grammar(talk)
+    grammar = _grammar(talk)
     cases = []
     for index, answer in enumerate(_ANSWERS):
         messages = _conversation(index)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +87,16 @@ def unpack(packed: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8
     """Spread unsigned integers of 2, 4 or 8 bits along the last axis, the lowest bits of a byte first."""
     if bits == 8:
         return packed[..., :count]
+    # One look-up for a byte gives all that it holds, several times faster than shifting each out.
+    return _SPREAD[bits][packed].view(np.uint8)[..., :count]
+
+
+def _spread(bits: int) -> NDArray[np.unsignedinteger[Any]]:
+    """Return for each byte the integers in it, as the bytes of one wider integer."""
     shifts = np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits)
-    spread = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
-    return spread.reshape(*packed.shape[:-1], packed.shape[-1] * len(shifts))[..., :count]
+    spread = (np.arange(256, dtype=np.uint8)[:, None] >> shifts) & np.uint8((1 << bits) - 1)
+    wide: NDArray[np.unsignedinteger[Any]] = np.ascontiguousarray(spread).view(f"u{len(shifts)}")[:, 0]
+    return wide
+
+
+_SPREAD = {bits: _spread(bits) for bits in (2, 4)}

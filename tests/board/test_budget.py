@@ -228,4 +228,8 @@ def test_a_budget_below_the_interpreters_own_size_ends_the_command_with_one(
     assert command.main(["fit", str(tmp_path / "b"), "--memory", proposed]) == 0
     assert command.main(["fit", str(tmp_path / "b"), "--memory", proposed, "--context", "4096"]) == 1
     assert "tables reach 2048" in capsys.readouterr().err
+    assert command.main(["fit", str(tmp_path / "b"), "--recipe", "w8"]) == 2
+    assert "a bundle has its recipe already" in capsys.readouterr().err
+    assert command.main(["inspect", str(tmp_path / "b"), "--context", "4096"]) == 1
+    assert "it reaches 2048" in capsys.readouterr().err
     assert (tmp_path / "b" / MANIFEST).is_file()

@@ -14,6 +14,7 @@ from tiny import Recurrent, manifest_of, tiny_bundle
 
 from ferrule_runtime import __main__ as command
 from ferrule_runtime.bundle import MANIFEST, Bundle, open_bundle
+from ferrule_runtime.constrain import Vocabulary
 from ferrule_runtime.dialects import chatml_json
 from ferrule_runtime.errors import BundleError, ContextError, EngineError
 from ferrule_runtime.golden import (
@@ -27,7 +28,13 @@ from ferrule_runtime.golden import (
     replay,
     whole_request,
 )
+from ferrule_runtime.talk import Talk
 from ferrule_runtime.tokenizer import Tokenizer
+
+
+def cases_of(bundle: Bundle) -> list[Case]:
+    talk = Talk.of(bundle)
+    return golden_cases(talk, Vocabulary.of(bundle, talk.tokenizer))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +53,7 @@ def call_logits(bundle: Bundle, case: Case, seed: int = 1) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def recorded(plain: Bundle) -> dict[str, Any]:
-    cases = golden_cases(plain)
+    cases = cases_of(plain)
     return record(cases, [call_logits(plain, case) for case in cases], noise=0.01)
 
 
@@ -63,7 +70,7 @@ def make(tmp_path: Path, recorded: dict[str, Any]) -> Callable[..., Bundle]:
 
 
 def test_cases_are_the_template_written_out_and_the_call_that_answers(plain: Bundle) -> None:
-    cases = golden_cases(plain)
+    cases = cases_of(plain)
     tokenizer = Tokenizer(plain.file("tokenizer.json"))
     assert [tokenizer.decode(case.call) for case in cases] == [
         f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
@@ -83,7 +90,7 @@ def test_cases_are_the_template_written_out_and_the_call_that_answers(plain: Bun
 
 
 def test_what_must_be_written_is_forced_and_what_may_be_chosen_is_free(plain: Bundle) -> None:
-    (_, light, sensor) = golden_cases(plain)
+    (_, light, sensor) = cases_of(plain)
     tokenizer = Tokenizer(plain.file("tokenizer.json"))
     free = [
         (tokenizer.decode([token]), tokenizer.decode(ids))
@@ -125,7 +132,7 @@ def test_a_logit_that_is_not_finite_has_no_preferences(value: float) -> None:
 def test_what_is_recorded_is_what_one_would_find_by_hand(plain: Bundle, recorded: dict[str, Any]) -> None:
     assert json.loads(json.dumps(recorded)) == recorded
     assert (recorded["schema_version"], recorded["noise"]) == (1, 0.01)
-    for case, kept in zip(golden_cases(plain), recorded["cases"], strict=True):
+    for case, kept in zip(cases_of(plain), recorded["cases"], strict=True):
         assert (kept["prompt"], kept["call"]) == (list(case.prompt), list(case.call))
         rows = call_logits(plain, case)
         for row, ids, best in zip(rows, case.allowed, kept["best"], strict=True):
@@ -257,7 +264,7 @@ def test_a_bundle_without_golden_calls_says_so(plain: Bundle) -> None:
 
 @pytest.mark.parametrize("noise", [float("nan"), float("inf")])
 def test_a_noise_that_would_forgive_everything_is_not_recorded(plain: Bundle, noise: float) -> None:
-    case = golden_cases(plain)[0]
+    case = cases_of(plain)[0]
     logits = np.zeros((len(case.call), plain.manifest.tables["head"].rows), dtype=np.float32)
     assert record([case], [logits], noise=0.0)["cases"]
     with pytest.raises(EngineError, match=f"the noise of the golden calls is {noise}"):
@@ -303,7 +310,7 @@ def _templated(folder: Path, template: str) -> Bundle:
 def test_a_template_that_loses_something_has_no_golden_calls(tmp_path: Path, old: str, new: str, why: str) -> None:
     assert chatml_json.TEMPLATE.count(old) == 1
     with pytest.raises(BundleError, match=why):
-        golden_cases(_templated(tmp_path / "b", chatml_json.TEMPLATE.replace(old, new)))
+        cases_of(_templated(tmp_path / "b", chatml_json.TEMPLATE.replace(old, new)))
 
 
 def test_the_command_names_an_engine_that_does_not_exist(

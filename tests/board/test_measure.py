@@ -56,7 +56,7 @@ class Sums:
         return scores
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(self._position, {"sum": np.array([self._sum])})
+        return Snapshot("", self._position, {"sum": np.array([self._sum])})
 
     def restore(self, snapshot: Snapshot) -> None:
         self._sum, self._position = int(snapshot.arrays["sum"][0]), snapshot.position

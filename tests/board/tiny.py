@@ -149,7 +149,7 @@ class Recurrent:
         return (exact + self._noise * np.stack(errors)).astype(np.float32)
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(self._position, {"state": self._state.copy()})
+        return Snapshot("", self._position, {"state": self._state.copy()})
 
     def restore(self, snapshot: Snapshot) -> None:
         self._state, self._position = snapshot.arrays["state"].copy(), snapshot.position

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from folders import QWEN35, write_qwen35, write_safetensors, write_tokenizer
+from folders import QWEN35, logits_of, write_qwen35, write_safetensors, write_tokenizer
 
 from ferrule_convert.archs import build
 from ferrule_convert.checkpoint import open_checkpoint
@@ -19,24 +19,13 @@ from ferrule_targets.target import load_target
 TOKENS = np.random.default_rng(4).integers(3, 260, 90).tolist()
 
 
-def theirs(config: Any, model: Any, tensors: dict[str, np.ndarray]) -> np.ndarray:
-    """Return the logits of transformers' model over the same weights."""
-    torch = pytest.importorskip("torch")
-    net = model(config).float().eval()
-    state = {name: torch.from_numpy(np.array(values)) for name, values in tensors.items() if "visual" not in name}
-    state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
-    net.load_state_dict(state, strict=True)
-    with torch.no_grad():
-        return np.asarray(net(torch.tensor([TOKENS])).logits[0].numpy())
-
-
 @pytest.fixture(scope="module")
 def qwen35(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
     transformers = pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("qwen35") / "m"
     tensors = write_qwen35(folder, dtype="BF16")
     config = transformers.Qwen3_5TextConfig(**QWEN35, attn_implementation="eager")
-    return folder, theirs(config, transformers.Qwen3_5ForCausalLM, tensors)
+    return folder, logits_of(config, transformers.Qwen3_5ForCausalLM, tensors, TOKENS)
 
 
 def test_qwen35_in_numpy_equals_transformers(qwen35: tuple[Path, np.ndarray]) -> None:
@@ -104,5 +93,5 @@ def test_qwen2_and_qwen3_equal_transformers(tmp_path: Path, kind: str) -> None:
     write_tokenizer(tmp_path)
     graph = build(open_checkpoint(tmp_path))
     found = head_logits(graph, interpret(graph, TOKENS))
-    np.testing.assert_allclose(found, theirs(config, model, tensors), atol=1e-4)
+    np.testing.assert_allclose(found, logits_of(config, model, tensors, TOKENS), atol=1e-4)
     assert not graph.tied

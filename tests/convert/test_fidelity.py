@@ -1,3 +1,5 @@
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,12 +9,27 @@ from checkpoints import Tiny
 from ferrule_convert import fidelity
 from ferrule_convert.archs import build
 from ferrule_convert.checkpoint import open_checkpoint
-from ferrule_convert.fidelity import WINDOW, compare, fidelity_tokens, reference_hidden, wilson
+from ferrule_convert.fidelity import NEAR_TIE, WINDOW, compare, fidelity_windows, reference_hidden, wilson
 from ferrule_convert.interpret import head_logits, interpret
+from ferrule_runtime.errors import BundleError, EngineError
 
 
 def test_the_owned_text_has_enough_positions_for_a_real_vocabulary(tiny: Tiny) -> None:
-    assert len(fidelity_tokens(open_checkpoint(tiny.path).tokenizer_json)) > 2000
+    windows = fidelity_windows(open_checkpoint(tiny.path).tokenizer_json, 2048, 100_000)
+    assert sum(map(len, windows)) > 2000
+    assert {len(window) for window in windows[:-1]} == {WINDOW}
+
+
+def test_a_large_model_gets_fewer_windows_from_all_over_the_text_and_never_less_than_1024_tokens(tiny: Tiny) -> None:
+    tokenizer = open_checkpoint(tiny.path).tokenizer_json
+    every = fidelity_windows(tokenizer, 2048, 1)
+    half = fidelity_windows(tokenizer, 2048, 800_000_000_000 // (WINDOW * (len(every) // 2)))
+    assert half == [every[index * len(every) // len(half)] for index in range(len(half))]
+    assert len(half) == len(every) // 2
+    for context, least in ((2048, 2), (256, 4), (300, 4)):
+        few = fidelity_windows(tokenizer, context, 10**13)
+        assert len(few) == least
+        assert {len(window) for window in few} == {min(context, WINDOW)}
 
 
 @pytest.mark.parametrize(
@@ -28,10 +45,16 @@ def test_figures_equal_their_definitions_computed_plainly(tiny: Tiny) -> None:
     checkpoint = open_checkpoint(tiny.path)
     graph = build(checkpoint)
     tokens = np.random.default_rng(1).integers(3, 250, WINDOW + 90).tolist()
-    hidden = reference_hidden(checkpoint.sha256(), graph, tokens)
+    windows = [tokens[:WINDOW], tokens[WINDOW:]]
+    hidden = reference_hidden(checkpoint.sha256(), checkpoint, windows)
     rng = np.random.default_rng(2)
     moved = hidden + rng.standard_normal(hidden.shape).astype(np.float32) * 0.1
-    found = compare(tokens, hidden, moved, graph, lambda h: head_logits(graph, h))
+
+    def part(first: int, stop: int) -> tuple[int, int, Callable[[np.ndarray], np.ndarray]]:
+        return first, stop, lambda rows: head_logits(graph, rows, first, stop)
+
+    parts = [part(0, 100), part(100, 101), part(101, graph.head.shape[0])]
+    found = compare(windows, hidden, moved, graph, parts)
 
     def softmax(x: np.ndarray) -> np.ndarray:
         e = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True))
@@ -39,6 +62,8 @@ def test_figures_equal_their_definitions_computed_plainly(tiny: Tiny) -> None:
 
     p, q = softmax(head_logits(graph, hidden)), softmax(head_logits(graph, moved))
     assert found.kl == pytest.approx((p * np.log(p / q)).sum(axis=1).mean(), rel=1e-3)
+    best = np.sort(head_logits(graph, hidden), axis=1)[:, -2:]
+    assert found.near_ties == (best[:, 1] - best[:, 0] < NEAR_TIE).sum() > 0
     assert found.top1 == (p.argmax(axis=1) == q.argmax(axis=1)).mean()
     # The token that follows is known unless the position is the last of its window.
     known = [i for i in range(len(tokens) - 1) if i != WINDOW - 1]
@@ -49,16 +74,15 @@ def test_figures_equal_their_definitions_computed_plainly(tiny: Tiny) -> None:
 
 def test_the_reference_is_computed_once_and_a_damaged_one_again(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = open_checkpoint(tiny.path)
-    graph = build(checkpoint)
     tokens = list(range(3, 40))
-    first = reference_hidden(checkpoint.sha256(), graph, tokens)
-    np.testing.assert_array_equal(first, interpret(graph, tokens))
+    first = reference_hidden(checkpoint.sha256(), checkpoint, [tokens])
+    np.testing.assert_allclose(first, interpret(build(checkpoint), tokens), atol=1e-5)
     (path,) = (fidelity.cache_folder() / "reference").glob("*.npy")
-    monkeypatch.setattr(fidelity, "interpret", lambda *_: pytest.fail("computed again"))
-    np.testing.assert_array_equal(reference_hidden(checkpoint.sha256(), graph, tokens), first)
+    monkeypatch.setattr(fidelity, "worker", lambda *_: pytest.fail("computed again"))
+    np.testing.assert_array_equal(reference_hidden(checkpoint.sha256(), checkpoint, [tokens]), first)
     monkeypatch.undo()
     path.write_bytes(path.read_bytes()[:100])
-    np.testing.assert_array_equal(reference_hidden(checkpoint.sha256(), graph, tokens), first)
+    np.testing.assert_array_equal(reference_hidden(checkpoint.sha256(), checkpoint, [tokens]), first)
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(
@@ -67,4 +91,18 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("FERRULE_CACHE", str(tmp_path / "file"))
     checkpoint = open_checkpoint(tiny.path)
-    assert reference_hidden(checkpoint.sha256(), build(checkpoint), [5, 6, 7]).shape == (3, 64)
+    assert reference_hidden(checkpoint.sha256(), checkpoint, [[5, 6, 7]]).shape == (3, 64)
+
+
+def test_logits_that_are_not_finite_are_no_distance(tiny: Tiny) -> None:
+    graph = build(open_checkpoint(tiny.path))
+    hidden = np.zeros((4, 64), dtype=np.float32)
+    head = (0, graph.head.shape[0], lambda rows: np.full((len(rows), graph.head.shape[0]), np.nan, dtype=np.float32))
+    with pytest.raises(BundleError, match="at 4 of 4 positions the logits are not finite"):
+        compare([[5, 6, 7, 8]], hidden, hidden, graph, [head])
+
+
+def test_a_reference_that_cannot_be_computed_says_why(tiny: Tiny, tmp_path: Path) -> None:
+    gone = replace(open_checkpoint(tiny.path), path=tmp_path / "gone.gguf")
+    with pytest.raises(EngineError, match=r"the float model cannot be run here: .*gone\.gguf: no such checkpoint"):
+        reference_hidden("other", gone, [[5, 6]])

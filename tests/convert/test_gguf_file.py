@@ -2,10 +2,13 @@ import struct
 from pathlib import Path
 
 import gguf
+import gguf_files
 import numpy as np
 import pytest
 from checkpoints import Sizes, Tiny, write_tiny
+from folders import GEMMA3, QWEN35, gemma3_tensors, qwen35_tensors
 from gguf import GGMLQuantizationType as Kind
+from gguf_files import tokenizer_meta, write_gguf
 from headers import ARRAY, BOOL, F32, I32, STRING, U32, array, key, text, write_header
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,9 +29,52 @@ def test_every_stored_type_reads_as_the_library_dequantises_it_in_hugging_face_l
         np.testing.assert_array_equal(checkpoint.tensors[name].all(), expected, err_msg=name)
 
 
+def random_blocks(kind: Kind, rows: int, columns: int) -> np.ndarray:
+    """Return rows of random blocks whose values are finite, [rows, bytes]: any bits but a scale's are a block."""
+    rng, (size, bytes_) = np.random.default_rng(kind), gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (rows * columns // size, bytes_), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        while bad := np.flatnonzero(~np.isfinite(gguf.quants.dequantize(blocks, kind)).all(axis=1)).tolist():
+            blocks[bad] = rng.integers(0, 256, (len(bad), bytes_), dtype=np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q2_K, Kind.Q3_K,
+        Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL,
+    ],
+)  # fmt: skip
+def test_any_block_of_any_type_is_read_as_the_library_reads_it_whatever_rows_are_asked_for(
+    tmp_path: Path, kind: Kind
+) -> None:
+    rows, columns, heads = 48, 512, 4
+    meta = {
+        "block_count": 1, "context_length": 64, "embedding_length": columns, "feed_forward_length": rows,
+        "attention.head_count": heads, "attention.head_count_kv": heads, "attention.key_length": rows // heads,
+        "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 1e4,
+    }  # fmt: skip
+    raw = {name: random_blocks(kind, rows, columns) for name in ("blk.0.ffn_up.weight", "blk.0.attn_q.weight")}
+    of_llama = {f"llama.{key}": value for key, value in meta.items()}
+    write_gguf(tmp_path / "m.gguf", "llama", of_llama | tokenizer_meta(272), {}, kind, raw)
+    tensors = open_checkpoint(tmp_path / "m.gguf").tensors
+    up = gguf.quants.dequantize(raw["blk.0.ffn_up.weight"], kind).astype(np.float32)
+    q = gguf.quants.dequantize(raw["blk.0.attn_q.weight"], kind).astype(np.float32)
+    # llama.cpp stores the halves of a head interleaved.
+    q = q.reshape(heads, -1, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    for name, expected in (("mlp.up_proj", up), ("self_attn.q_proj", q)):
+        weight = tensors[f"model.layers.0.{name}.weight"]
+        assert (weight.stored, weight.shape) == (kind.name, (rows, columns))
+        np.testing.assert_array_equal(weight.all(), expected)
+        for step in (1, 7, 32):
+            parts = [weight.rows(*span) for span in weight.spans(elements=step * columns)]
+            np.testing.assert_array_equal(np.concatenate(parts), expected)
+
+
 def test_rows_read_in_blocks_are_the_rows_of_the_whole(tiny: Tiny) -> None:
     weight = open_checkpoint(tiny.path).tensors["model.layers.1.self_attn.q_proj.weight"]
-    parts = [block for _, block in weight.blocks(elements=5 * 64)]
+    parts = [weight.rows(*span) for span in weight.spans(elements=5 * 64)]
     assert len(parts) == 13
     np.testing.assert_array_equal(np.concatenate(parts), weight.all())
 
@@ -56,7 +102,9 @@ def test_an_untied_head_is_its_own_weight(tmp_path: Path) -> None:
         ({"leave_out": "blk.1.attn_v.weight"}, "no tensor `model.layers.1.self_attn.v_proj.weight`"),
         ({"leave_out": "output_norm.weight"}, "no tensor `model.norm.weight`"),
         ({"leave_out": "tokenizer.ggml.tokens"}, "no tokenizer"),
-        ({"leave_out": "tokenizer.ggml.merges"}, "is not read"),
+        ({"leave_out": "tokenizer.ggml.merges"}, "no merges"),
+        ({"change": {"tokenizer.ggml.model": "t5"}}, "of kind `t5` is not read"),
+        ({"more": {"tokenizer.ggml.bos_token_id": 1000}}, "bos_token_id` is 1000 of 268 tokens"),
         ({"leave_out": "llama.block_count"}, "no `llama.block_count`"),
         ({"change": {"general.architecture": "mamba"}}, "architecture `mamba`"),
         ({"change": {"tokenizer.ggml.pre": "klingon"}}, "rule `klingon`"),
@@ -75,6 +123,28 @@ def test_weights_that_are_not_finite_are_named_and_counted_when_read(tmp_path: P
     weight = open_checkpoint(path).tensors["model.layers.0.mlp.up_proj.weight"]
     with pytest.raises(CheckpointError, match=r"mlp.up_proj.weight` holds 1 values that are not finite"):
         weight.all()
+
+
+def test_scales_that_are_not_finite_are_counted_when_read(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", kind=Kind.Q4_0).path
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}["blk.0.ffn_up.weight"]
+    raw = bytearray(path.read_bytes())
+    for block in (0, 5):  # of 18 bytes, a float16 first
+        struct.pack_into("<e", raw, found.data_offset + 18 * block, float("nan"))
+    path.write_bytes(raw)
+    weight = open_checkpoint(path).tensors["model.layers.0.mlp.up_proj.weight"]
+    with pytest.raises(CheckpointError, match=r"mlp.up_proj.weight` holds 2 scales that are not finite"):
+        weight.all()
+
+
+def test_a_quantised_vector_is_refused(tmp_path: Path, tiny: Tiny) -> None:
+    raw = bytearray(tiny.path.read_bytes())
+    # The last, so that none lies behind a gap.
+    name = b"output_norm.weight"
+    struct.pack_into("<I", raw, raw.index(name) + len(name) + 4 + 8, Kind.Q8_0)
+    (tmp_path / "m.gguf").write_bytes(raw)
+    with pytest.raises(CheckpointError, match="is stored as Q8_0, but is no matrix"):
+        open_checkpoint(tmp_path / "m.gguf")
 
 
 def test_an_unknown_tensor_is_refused_and_not_dropped(tmp_path: Path, tiny: Tiny) -> None:
@@ -144,19 +214,37 @@ VALUES = st.one_of(
 )
 
 
-@given(st.data())
-@settings(max_examples=300)
-def test_any_value_of_any_key_is_taken_or_refused_with_a_reason(tiny: Tiny, data: st.DataObject) -> None:
-    reader = gguf.GGUFReader(tiny.path)
-    raw = tiny.path.read_bytes()
+def written(kind: str, folder: Path) -> Path:
+    """Return a good file of a family, written once."""
+    path = folder / f"{kind}.gguf"
+    if not path.is_file():
+        if kind == "llama":
+            write_tiny(path)
+        elif kind == "qwen35":
+            gguf_files.write_qwen35(path, QWEN35, qwen35_tensors(QWEN35))
+        else:
+            gguf_files.write_gemma3(path, GEMMA3, gemma3_tensors(GEMMA3))
+        build(open_checkpoint(path))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35", "gemma3"])
+@given(data=st.data())
+@settings(max_examples=150)
+def test_any_value_of_any_key_is_taken_or_refused_with_a_reason(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject
+) -> None:
+    good = written(kind, tmp_path_factory.getbasetemp())
+    reader = gguf.GGUFReader(good)
+    raw = good.read_bytes()
     fields = [field for field in reader.fields.values() if not field.name.startswith("GGUF.")]
-    ends = [*(field.offset for field in fields[1:]), raw.index(b"token_embd.weight") - 8]
+    ends = [*(field.offset for field in fields[1:]), reader.tensors[0].field.offset]
     parts = {field.name: raw[field.offset : end] for field, end in zip(fields, ends, strict=True)}
     name = data.draw(st.sampled_from(sorted(parts)))
-    kind, value = data.draw(VALUES)
-    parts[name] = key(name, kind, value)
-    path = tiny.path.with_name("any-value.gguf")
+    type_, value = data.draw(VALUES)
+    parts[name] = key(name, type_, value)
     entries = raw[ends[-1] : ends[-1] + sum(sum(part.nbytes for part in one.field.parts) for one in reader.tensors)]
+    path = good.with_name(f"any-value-{kind}.gguf")
     counts = (len(reader.tensors), len(parts))
     write_header(path, list(parts.values()), [entries], raw[reader.data_offset :], counts=counts)
     said = ""

@@ -98,8 +98,8 @@ def test_shards_that_are_missing_doubled_or_disagree_with_the_index_are_refused(
     ("change", "says"),
     [
         ({"hidden_size": None}, "no `hidden_size`"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "is scaled"),
-        ({"layer_types": ["linear_attention"] * 3}, "3 layer types"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "is scaled by `dynamic`"),
+        ({"layer_types": ["linear_attention"] * 3}, r"layer types \[.*\] for 4 layers"),
         ({"layer_types": ["mamba"] * 4}, "layer types"),
         ({"model_type": "mamba"}, "unknown model family"),
         ({"intermediate_size": 128}, "its configuration says"),
@@ -109,7 +109,7 @@ def test_shards_that_are_missing_doubled_or_disagree_with_the_index_are_refused(
         ({"rms_norm_eps": float("nan")}, "`rms_norm_eps` is nan"),
         ({"rope_parameters": [1]}, "`rope_parameters` is"),
         ({"text_config": 3}, "`text_config` is 3"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"quantised already \(gptq\)"),
+        ({"quantization_config": {"quant_method": "fp8"}}, r"quantised already \(fp8\)"),
         ({"mlp_bias": True}, "`mlp_bias` is set"),
         ({"eos_token_id": 272}, "`eos_token_id` 272 of 272 tokens"),
         ({"eos_token_id": "2"}, "`eos_token_id` 2 of 272 tokens"),
@@ -285,6 +285,7 @@ def test_any_value_in_any_place_is_taken_or_refused_with_a_reason(
         said = ""
         try:
             checkpoint = open_checkpoint(folder)
+            build(checkpoint)
         except CheckpointError as error:
             said = str(error)
         else:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from checkpoints import Tiny
 from folders import write_llama, write_safetensors
+from quantised import write_quantised
 
 from ferrule_convert.hub import is_hub_id
 
@@ -146,6 +147,18 @@ def test_no_more_than_the_header_is_taken_from_a_server_that_sends_everything(
     assert done.returncode == 0, done.stderr
     # What lies in the sockets' buffers counts as sent.
     assert hub.taken < 16 << 20 < large["visual.table"].nbytes
+
+
+def test_headers_of_a_quantised_release_say_what_its_recipes_keep(hub: Hub, tmp_path: Path) -> None:
+    for path in hub.folder.iterdir():
+        path.unlink()
+    write_quantised(hub.folder, act_order=True, layers=4)
+    done = ferrule(hub, tmp_path, "inspect", "org/tiny", "--target", "host", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [name for name, _ in hub.sent if name.endswith(".safetensors")] == ["model.safetensors"]
+    found = json.loads(done.stdout)
+    assert found["recipes"]["w4g32"]["matrices"]["kept"] == 28
+    assert "it is not counted" in found["checkpoint"]["notes"][-1]
 
 
 def test_convert_brings_what_it_reads_and_then_needs_no_hub(hub: Hub, tmp_path: Path) -> None:

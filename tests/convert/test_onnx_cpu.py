@@ -7,33 +7,18 @@ import numpy as np
 import onnx
 import pytest
 from checkpoints import Sizes, Tiny, write_tiny
+from families import export_bundle
 
 from ferrule_convert.archs import build
 from ferrule_convert.checkpoint import open_checkpoint
-from ferrule_convert.formats import export, memory_facts
 from ferrule_convert.interpret import head_logits, interpret
 from ferrule_convert.recipe import apply, load_recipe
-from ferrule_runtime.bundle import Bundle, File, Manifest
+from ferrule_runtime.bundle import Bundle
 from ferrule_runtime.engines import load
 from ferrule_runtime.engines.onnx import OnnxEngine
 from ferrule_runtime.errors import ContextError, EngineError, TargetError
 
 TOKENS = np.random.default_rng(6).integers(3, 250, 150).tolist()
-
-
-def bundle_of(tiny: Tiny, folder: Path, recipe: str, level: int = 4) -> Bundle:
-    """Export without the gate, so that the form is seen alone."""
-    folder.mkdir()
-    graph = apply(build(open_checkpoint(tiny.path)), load_recipe(recipe))
-    done = export("onnx-cpu", graph, folder, 512, level)
-    empty: dict[str, str] = {}
-    manifest = Manifest(
-        name="tiny", checkpoint=empty, architecture=empty, recipe=empty, target="host", form="onnx-cpu", engine="onnx",
-        features=(), context=512, dialect="chatml-json", stop_tokens=(2,), tables=done.tables,
-        memory=memory_facts("onnx-cpu", graph, 512, 1000), fidelity=empty, made=empty,
-        files={name: File((folder / name).stat().st_size, "") for name in done.files},
-    )  # fmt: skip
-    return Bundle(folder, manifest, "")
 
 
 def engine_of(bundle: Bundle, chunk: int = 64, context: int = 256) -> OnnxEngine:
@@ -44,7 +29,7 @@ def engine_of(bundle: Bundle, chunk: int = 64, context: int = 256) -> OnnxEngine
 
 @pytest.fixture(scope="module")
 def float_bundle(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return bundle_of(tiny, tmp_path_factory.mktemp("float") / "b", "fp32")
+    return export_bundle(tiny.path, tmp_path_factory.mktemp("float") / "b", "fp32")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +47,7 @@ def test_logits_equal_the_graph_with_the_same_integers(
     tiny: Tiny, tmp_path: Path, recipe: str, level: int, tolerance: float
 ) -> None:
     graph = apply(build(open_checkpoint(tiny.path)), load_recipe(recipe))
-    engine = engine_of(bundle_of(tiny, tmp_path / "b", recipe, level))
+    engine = engine_of(export_bundle(tiny.path, tmp_path / "b", recipe, level=level))
     ours = engine.logits(engine.feed(TOKENS[:64], every=True))
     expected = head_logits(graph, interpret(graph, TOKENS[:64]))
     # The head keeps int8 activations in no test but the last, where both differ by the kernel's rounding.
@@ -72,30 +57,9 @@ def test_logits_equal_the_graph_with_the_same_integers(
 def test_an_untied_head_is_used(tmp_path: Path) -> None:
     tiny = write_tiny(tmp_path / "m.gguf", Sizes(tied=False), seed=9)
     graph = build(open_checkpoint(tiny.path))
-    engine = engine_of(bundle_of(tiny, tmp_path / "b", "fp32"))
+    engine = engine_of(export_bundle(tiny.path, tmp_path / "b", "fp32"))
     expected = head_logits(graph, interpret(graph, TOKENS[:20]))
     np.testing.assert_allclose(engine.logits(engine.feed(TOKENS[:20], every=True)), expected, atol=1e-4)
-
-
-@pytest.mark.parametrize("chunk", [1, 16, 64, 128])
-def test_chunks_give_what_one_pass_gives(float_bundle: Bundle, chunk: int) -> None:
-    whole = engine_of(float_bundle, chunk=256).feed(TOKENS, every=True)
-    parts = engine_of(float_bundle, chunk=chunk).feed(TOKENS, every=True)
-    np.testing.assert_allclose(parts, whole, atol=1e-4)
-
-
-def test_a_restored_snapshot_goes_on_bit_for_bit(float_bundle: Bundle) -> None:
-    engine = engine_of(float_bundle)
-    engine.feed(TOKENS[:40])
-    saved = engine.snapshot()
-    first = engine.feed(TOKENS[40:60], every=True)
-    engine.feed(TOKENS[60:90])
-    engine.restore(saved)
-    assert engine.position == 40
-    np.testing.assert_array_equal(engine.feed(TOKENS[40:60], every=True), first)
-    other = engine_of(float_bundle)
-    other.restore(saved)
-    np.testing.assert_array_equal(other.feed(TOKENS[40:60], every=True), first)
 
 
 def test_reset_forgets_everything(float_bundle: Bundle) -> None:
@@ -153,4 +117,4 @@ def test_every_node_is_named_for_its_place_in_the_model(float_bundle: Bundle) ->
 def test_a_head_that_the_kernel_cannot_turn_is_refused_before_it_runs(tmp_path: Path) -> None:
     tiny = write_tiny(tmp_path / "m.gguf", Sizes(heads=8, kv_heads=2))
     with pytest.raises(TargetError, match="heads turn 4 pairs"):
-        bundle_of(tiny, tmp_path / "b", "fp32")
+        export_bundle(tiny.path, tmp_path / "b", "fp32")

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from checkpoints import write_tiny
+from quantised import write_quantised
 
 Ferrule = Callable[..., SimpleNamespace]
 
@@ -88,6 +89,22 @@ def test_a_bundle_passes_its_own_checks(ferrule: Ferrule, bundles: dict[str, Pat
     assert all(case["passed"] for case in found["golden"])
     stored = json.loads((bundles["w8"] / "manifest.json").read_text())["fidelity"]
     assert found["fidelity"]["kl"] == pytest.approx(stored["kl"], rel=0.05)
+
+
+def test_a_gptq_release_keeps_its_integers_from_inspection_to_bundle(ferrule: Ferrule, folder: Path) -> None:
+    write_quantised(folder / "gptq", act_order=True, group=64)
+    seen = ferrule("inspect", folder / "gptq")
+    assert seen.code == 0, seen.err
+    assert "14 of 15 matrices keep their integers" in seen.out
+    assert "14 requantised from GPTQ int4: 4 bits where the recipe has 8" in seen.out
+    done = ferrule("convert", folder / "gptq", "--target", "host", "--recipe", "w4g32", "-o", folder / "kept")
+    assert done.code == 0, done.err
+    assert "14 of 15 matrices keep their integers" in done.err
+    assert ferrule("selftest", folder / "kept").code == 0
+    assert "14 matrices with the checkpoint's own integers" in ferrule("inspect", folder / "kept").out
+    foreseen = json.loads(ferrule("inspect", folder / "gptq", "--json").out)["recipes"]["w4g32"]["memory"]["total"]
+    bundle = json.loads(ferrule("inspect", folder / "kept", "--json").out)["memory"]["total"]
+    assert bundle == pytest.approx(foreseen, rel=0.01)
 
 
 def test_fit_and_run_refuse_with_every_part_before_loading(ferrule: Ferrule, bundles: dict[str, Path]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from checkpoints import Sizes, oracle
 
 from ferrule_convert.checkpoint import open_checkpoint
-from ferrule_convert.fidelity import fidelity_tokens
+from ferrule_convert.fidelity import fidelity_windows
 from ferrule_convert.pack import Options, convert
 from ferrule_convert.recipe import load_recipe
 from ferrule_runtime.bundle import Bundle
@@ -66,7 +66,7 @@ def transformers_model(smollm2: Path) -> Any:
 
 
 def prompt(bundle: Bundle, count: int) -> list[int]:
-    return fidelity_tokens(bundle.file("tokenizer.json").read_text(encoding="utf-8"), count)
+    return fidelity_windows(bundle.file("tokenizer.json").read_text(encoding="utf-8"), count, 1)[0]
 
 
 def test_logits_of_a_64_token_prompt_equal_those_of_transformers(

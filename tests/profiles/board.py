@@ -41,7 +41,7 @@ class Sums:
         return np.eye(VOCABULARY, dtype=np.float32)[hidden[:, 0].astype(np.int64) % VOCABULARY]
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(0, {"sum": np.array([self._sum])})
+        return Snapshot("", 0, {"sum": np.array([self._sum])})
 
     def restore(self, snapshot: Snapshot) -> None:
         self._sum = int(snapshot.arrays["sum"][0])

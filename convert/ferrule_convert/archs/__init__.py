@@ -1,13 +1,14 @@
 """Model families, one file each, called by the configuration's `model_type`. Each reads like its paper.
 
-Each module defines `build(checkpoint) -> Graph`.
+Each module defines `build(checkpoint) -> Graph`; `DEFAULTS` where its releases leave out what a configuration must
+say, and `GGUF` where llama.cpp has the family.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from ferrule_runtime.errors import CheckpointError
 from ferrule_runtime.registry import load_module
@@ -16,7 +17,17 @@ from ..checkpoint import Checkpoint
 from ..graph import Graph, Weight
 from ..values import printable
 
-__all__ = ["build"]
+__all__ = ["build", "defaults"]
+
+
+def defaults(model_type: str) -> Mapping[str, Any]:
+    """Return what a family's configurations may leave out, by key.
+
+    Raises:
+      CheckpointError: Unknown family.
+    """
+    module = load_module("model family", __name__, model_type, CheckpointError)
+    return cast(Mapping[str, Any], getattr(module, "DEFAULTS", {}))
 
 
 class _Watched(dict[str, Weight]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..checkpoint import Checkpoint
-from ..gguf_names import LAYER, GgufNames
+from ..gguf_names import LAYER, GgufNames, interleaved
 from ..graph import Graph
 from ._blocks import Builder
 
@@ -13,10 +13,9 @@ GGUF = GgufNames(
     architecture="llama",
     model_type="llama",
     layer=LAYER,
-    interleaved={
-        "self_attn.q_proj.weight": "num_attention_heads",
-        "self_attn.k_proj.weight": "num_key_value_heads",
-    },
+    order=interleaved(
+        {"self_attn.q_proj.weight": "num_attention_heads", "self_attn.k_proj.weight": "num_key_value_heads"}
+    ),
 )
 
 

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from ferrule_runtime.bundle import Table
 
+from ..abreast import abreast
 from ..graph import Weight
-from ..schemes import quantise
+from ..kept import packed_rows
 
 __all__ = ["ALIGNMENT", "BinaryFile"]
 
@@ -47,17 +48,16 @@ class BinaryFile:
         return offset, values.nbytes
 
     def write_table(self, weight: Weight) -> Table:
-        """Quantise and write a matrix block by block: integers as they come, then all scales, then all zero points."""
+        """Pack and write a matrix block by block: integers as they come, then all scales, then all zero points."""
         rows, columns = weight.shape
         values = self._align()
         scheme = weight.scheme
         if scheme is None:
-            for _, block in weight.blocks():
+            for block in abreast(lambda span: weight.rows(*span), weight.spans()):
                 self._file.write(np.ascontiguousarray(block).data)
             return Table(self.name, rows, columns, 32, columns, values, 0, 0)
         scales, zeros = [], []
-        for _, block in weight.blocks():
-            packed = quantise(block, scheme)
+        for packed in abreast(lambda span: packed_rows(weight, scheme, *span), weight.spans()):
             self._file.write(np.ascontiguousarray(packed.values).data)
             scales.append(packed.scales)
             if packed.zeros is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ferrule_runtime.bundle import MemoryFacts
 
-from ..graph import INPUT, Attention, CausalConv, DeltaNet, Graph, Node, Rope, Weight, widths
+from ..graph import INPUT, Attention, CausalConv, DeltaNet, Graph, Node, Rope, Take, Weight, widths
 
 __all__ = ["facts"]
 
@@ -65,8 +65,9 @@ def facts(graph: Graph, context: int, tokenizer_bytes: int) -> MemoryFacts:
     inner = [weight for node in graph.nodes for weight in node.weights.values() if len(weight.shape) == 2]
     small = sum(weight.count for node in graph.nodes for weight in node.weights.values() if len(weight.shape) != 2)
     attentions = [node for node in graph.nodes if isinstance(node, Attention)]
-    turned = max((len(node.table.frequencies) for node in graph.nodes if isinstance(node, Rope)), default=0)
-    rotary = 2 * context * turned * _FLOAT
+    tables = {node.table for node in graph.nodes if isinstance(node, Rope)}
+    rotary = 2 * context * sum(len(table.frequencies) for table in tables) * _FLOAT
+    orders = sum(node.index.nbytes for node in graph.nodes if isinstance(node, Take))
     return MemoryFacts(
         mapped=sum(map(_mapped, [*inner, graph.head])),
         packed=sum(map(_packed, inner)),
@@ -77,7 +78,7 @@ def facts(graph: Graph, context: int, tokenizer_bytes: int) -> MemoryFacts:
         # Activations alive by shape, and as much again for the kernels' own: quantised inputs, arena rounding.
         work_per_token=2 * _live_activations(graph),
         scores_per_pair=max((node.heads for node in attentions), default=0) * _FLOAT,
-        graph=len(graph.nodes) * _NODE_BYTES + small * _FLOAT + rotary,
+        graph=len(graph.nodes) * _NODE_BYTES + small * _FLOAT + rotary + orders,
         vocabulary=graph.head.shape[0],
         tokenizer=tokenizer_bytes,
     )

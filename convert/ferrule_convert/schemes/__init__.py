@@ -15,7 +15,10 @@ from ferrule_runtime.errors import RecipeError
 from ferrule_runtime.head import unpack
 from ferrule_runtime.registry import load_module
 
-__all__ = ["Packed", "Scheme", "dequantise", "pack", "quantise"]
+__all__ = ["GROUPS", "Packed", "Scheme", "dequantise", "pack", "quantise"]
+
+# What MatMulNBits' fast paths take.
+GROUPS = (16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,8 @@ def dequantise(packed: Packed, scheme: Scheme) -> NDArray[np.float32]:
     rows, groups = packed.scales.shape
     values = unpack(packed.values, scheme.bits, scheme.group).astype(np.float32)
     if packed.zeros is None:
-        zero: NDArray[np.float32] = np.full((1, 1, 1), 1 << (scheme.bits - 1), dtype=np.float32)
+        values -= np.float32(1 << (scheme.bits - 1))
     else:
-        zero = unpack(packed.zeros, scheme.bits, groups).astype(np.float32)[:, :, None]
-    return ((values - zero) * packed.scales[:, :, None]).reshape(rows, groups * scheme.group)
+        values -= unpack(packed.zeros, scheme.bits, groups).astype(np.float32)[:, :, None]
+    values *= packed.scales[:, :, None]
+    return values.reshape(rows, groups * scheme.group)

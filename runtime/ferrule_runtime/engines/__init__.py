@@ -23,11 +23,15 @@ __all__ = ["Engine", "Snapshot", "load"]
 class Snapshot:
     """A copy of everything an engine remembers, at one position.
 
+    It goes into any engine over the same bundle whose context holds it.
+
     Attributes:
+      bundle: Hash of the bundle that the state is of.
       position: Tokens fed so far.
-      arrays: State by name, in the engine's own layout.
+      arrays: State by name, in the engine's own layout; not to be written to.
     """
 
+    bundle: str
     position: int
     arrays: dict[str, NDArray[Any]]
 
@@ -70,7 +74,12 @@ class Engine(Protocol):
         ...
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Return to a state that was copied before, bit for bit."""
+        """Return to a state that was copied before, bit for bit.
+
+        Raises:
+          EngineError: It is of another bundle, or of other shapes; the engine's own state stays as it was.
+          ContextError: It holds more tokens than the context.
+        """
         ...
 
     def reset(self) -> None:

@@ -164,6 +164,7 @@ class OnnxEngine:
                 f"a context of {context} tokens was asked for, the bundle's tables reach {bundle.manifest.context}",
                 hint=f"--context {bundle.manifest.context} or less",
             )
+        self._bundle = bundle.hash
         self._context = context
         self._chunk = min(chunk, context)
         self._embedding = TableReader(bundle, bundle.manifest.tables["embedding"])
@@ -210,26 +211,40 @@ class OnnxEngine:
 
     def snapshot(self) -> Snapshot:
         """Copy the keys and values of the positions fed so far, and the recurrent states."""
-        layers = self._layers
-        arrays = {name: cache[:, :, : layers.position].copy() for name, cache in layers.cache.items()}
-        arrays |= {name: state.copy() for name, state in layers.recurrent.items()}
-        return Snapshot(layers.position, arrays)
+        arrays = {name: state.copy() for name, state in self._state(self.position).items()}
+        for array in arrays.values():
+            array.flags.writeable = False
+        return Snapshot(self._bundle, self.position, arrays)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Return to a state that was copied before, bit for bit."""
-        layers = self._layers
-        if snapshot.position > self._context or snapshot.arrays.keys() != layers.cache.keys() | layers.recurrent.keys():
-            raise EngineError(f"a snapshot of {snapshot.position} tokens is not of this engine")
+        """Return to a state that was copied before, bit for bit; see `engines.Engine`."""
+        if snapshot.position > self._context:
+            raise ContextError(
+                f"a snapshot of {snapshot.position} tokens does not fit a context of {self._context}",
+                hint="a larger --context",
+            )
+        state = self._state(snapshot.position)
+        if snapshot.bundle != self._bundle or _kinds(snapshot.arrays) != _kinds(state):
+            raise EngineError(
+                f"a snapshot of {snapshot.position} tokens is not of this bundle",
+                hint="feed the tokens again with this one",
+            )
         for name, array in snapshot.arrays.items():
-            if name in layers.cache:
-                layers.cache[name][:, :, : snapshot.position] = array
-            else:
-                layers.recurrent[name][...] = array
-        layers.position = snapshot.position
+            state[name][...] = array
+        self._layers.position = snapshot.position
+
+    def _state(self, position: int) -> dict[str, NDArray[np.float32]]:
+        """Return what lies in memory of the first `position` tokens: views, not copies."""
+        cache = {name: buffer[:, :, :position] for name, buffer in self._layers.cache.items()}
+        return cache | self._layers.recurrent
 
     def reset(self) -> None:
         """Forget everything."""
         self._layers.reset()
+
+
+def _kinds(arrays: dict[str, NDArray[Any]]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    return {name: (array.shape, array.dtype) for name, array in arrays.items()}
 
 
 def _touched(shape: Sequence[int]) -> NDArray[np.float32]:
