@@ -71,6 +71,9 @@ def _extract(model: onnx.ModelProto, start: str, stop: str) -> onnx.ModelProto:
         if name in seen or not name:
             continue
         seen.add(name)
+        # What a part reads of a state it also leaves behind.
+        if (left := name.replace("past.", "present.", 1)) in made_by:
+            wanted.append(left)
         if name in made_by:
             kept.append(made_by[name])
             seen.update(made_by[name].output)

@@ -38,7 +38,9 @@ def _live_activations(graph: Graph) -> int:
     alive, most = {INPUT}, 0
     for index, node in enumerate(graph.nodes):
         alive.add(node.name)
-        most = max(most, sum(width[name] for name in alive))
+        # The convolution is a sum of products: the inputs behind one another, one shifted, its product.
+        inside = 3 * width[node.name] if isinstance(node, CausalConv) else 0
+        most = max(most, inside + sum(width[name] for name in alive))
         alive -= {name for name in node.inputs if last[name] == index}
     return most * _FLOAT
 
