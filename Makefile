@@ -7,7 +7,7 @@ TOX_VENV := .venv-tox
 PIP_INSTALL := -m pip install --disable-pip-version-check -c envs/host.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo models test bench clean
+.PHONY: help setup demo models test bench fuzz clean
 
 help:
 	@echo "make setup   the environment .venv, with both packages and pinned versions"
@@ -15,6 +15,7 @@ help:
 	@echo "make models  fetch the small real model into the cache"
 	@echo "make test    every check: tests, board, types, lint, documents"
 	@echo "make bench   speed against the oracles, and peers beside us"
+	@echo "make fuzz    the readers against changed inputs, for a minute (FUZZ_SECONDS)"
 	@echo "make clean   remove what these made, except the cache"
 
 setup: $(VENV)/.ready
@@ -42,6 +43,9 @@ test: $(TOX_VENV)/.ready
 
 bench: $(TOX_VENV)/.ready
 	$(TOX_VENV)/bin/tox run -e bench,genai
+
+fuzz: $(TOX_VENV)/.ready
+	$(TOX_VENV)/bin/tox run -e fuzz
 
 clean:
 	rm -rf $(VENV) $(TOX_VENV) .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist demo-out

@@ -13,6 +13,7 @@ from ferrule_runtime.errors import CheckpointError
 from ferrule_runtime.registry import module_names
 
 from .checkpoint import Checkpoint
+from .tokenizer import load
 
 __all__ = ["ChatFormat", "chat_format"]
 
@@ -70,7 +71,9 @@ def _with_tokens(template: str, checkpoint: Checkpoint, tokenizer: Tokenizer) ->
             continue
         found = checkpoint.config.get(key)
         found = found[0] if isinstance(found, list) and found else found
-        token = tokenizer.id_to_token(found) if isinstance(found, int) else None
+        token = None
+        if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < checkpoint.config["vocab_size"]:
+            token = tokenizer.id_to_token(found)
         if token is None:
             raise CheckpointError(
                 f"{checkpoint.path}: its chat template writes `{variable}`, which its configuration does not say",
@@ -91,7 +94,7 @@ def chat_format(checkpoint: Checkpoint, dialect: str | None = None) -> ChatForma
       CheckpointError: No dialect fits, or nothing would end a reply.
       BundleError: Unknown dialect.
     """
-    tokenizer = Tokenizer.from_str(checkpoint.tokenizer_json)
+    tokenizer = load(checkpoint.tokenizer_json, str(checkpoint.path), checkpoint.config["vocab_size"])
     name, note = (dialect, "named by the user") if dialect else _detect(checkpoint, tokenizer)
     rules = load_dialect(name)
     own = checkpoint.template

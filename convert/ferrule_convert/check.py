@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ferrule_runtime.bundle import Bundle
 from ferrule_runtime.engines import load
-from ferrule_runtime.errors import BundleError
+from ferrule_runtime.errors import BundleError, CheckpointError
 from ferrule_runtime.golden import GOLDEN_FILE, record
 
 from .apart import apart
@@ -101,7 +101,17 @@ def run_blocks(
 
 
 def measure_fidelity(bundle: Bundle, checkpoint: Checkpoint, plain: Graph, progress: Progress) -> dict[str, Any]:
-    """Compare a whole bundle, in its engine, with the float model over the owned text."""
+    """Compare a whole bundle, in its engine, with the float model over the owned text.
+
+    Raises:
+      CheckpointError: It has another vocabulary than the bundle.
+    """
+    rows, theirs = bundle.manifest.tables["head"].rows, plain.head.shape[0]
+    if theirs != rows:
+        raise CheckpointError(
+            f"{checkpoint.path}: a vocabulary of {theirs}, the bundle's is of {rows}",
+            hint="compare with the checkpoint that the bundle was made of",
+        )
     text = apart(fidelity_windows, checkpoint.tokenizer_json, bundle.manifest.context, plain.parameters)
     progress(f"comparing with the float model over {sum(map(len, text))} tokens")
     engine = load(bundle, threads=0, context=max(map(len, text)), chunk=128)

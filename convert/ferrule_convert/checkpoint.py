@@ -20,7 +20,7 @@ from ferrule_runtime.errors import CheckpointError
 
 from .graph import Weight
 
-__all__ = ["Checkpoint", "finite", "open_checkpoint"]
+__all__ = ["Checkpoint", "finite", "is_there", "open_checkpoint"]
 
 # What makes a published folder what it is: weights, configuration, tokenizer, template.
 _HASHED = (".safetensors", ".json", ".jinja")
@@ -112,6 +112,14 @@ def finite(values: NDArray[np.float32], name: str, start: int, path: Path, what:
     return values
 
 
+def is_there(path: Path) -> bool:
+    """Tell whether something stands at a path; at one that no file can have, or that may not be seen, is nothing."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def open_checkpoint(path: Path, lora: Path | None = None) -> Checkpoint:
     """Open a checkpoint by reading its headers.
 
@@ -122,7 +130,7 @@ def open_checkpoint(path: Path, lora: Path | None = None) -> Checkpoint:
     Raises:
       CheckpointError: It is not there, not understood, truncated, or lacks a part.
     """
-    if not path.exists():
+    if not is_there(path):
         raise CheckpointError(f"{path}: no such checkpoint", hint="`ferrule fetch NAME` brings a catalogued one")
     from . import gguf_file, hf_folder
 

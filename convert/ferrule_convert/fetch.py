@@ -22,7 +22,7 @@ from ferrule_runtime.registry import data_names, read_data
 
 from . import hub
 from .cache import cache_folder
-from .checkpoint import Checkpoint, open_checkpoint
+from .checkpoint import Checkpoint, is_there, open_checkpoint
 
 __all__ = ["Entry", "HubSource", "PipSource", "catalogue", "entry", "fetch", "find", "open_model"]
 
@@ -227,9 +227,10 @@ def open_model(name: str, *, weights: bool = True) -> tuple[Checkpoint, str | No
       CheckpointError: None of these, or it cannot be read.
       FetchError: The hub does not have it, or cannot be reached.
     """
-    if not Path(name).exists() and hub.is_hub_id(name):
+    there = is_there(Path(name))
+    if not there and hub.is_hub_id(name):
         return hub.whole(name) if weights else hub.headers(name), None
-    if Path(name).exists() or name not in catalogue():
+    if there or name not in catalogue():
         return open_checkpoint(Path(name)), None
     path = find(name)
     if path is None:

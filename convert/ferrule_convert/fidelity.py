@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -13,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from ferrule_runtime.errors import BundleError
 from ferrule_runtime.probe import machine
@@ -24,6 +24,8 @@ from .cache import cache_folder
 from .checkpoint import Checkpoint
 from .graph import Graph
 from .interpret import head_logits
+from .tokenizer import encode
+from .tokenizer import load as load_tokenizer
 
 __all__ = ["Fidelity", "compare", "fidelity_windows", "reference_hidden", "wilson"]
 
@@ -105,7 +107,7 @@ def fidelity_windows(tokenizer_json: str, context: int, parameters: int) -> list
       Token ids by window.
     """
     text = (resources.files("ferrule_convert.texts") / "fidelity.txt").read_text(encoding="utf-8")
-    tokens = list(Tokenizer.from_str(tokenizer_json).encode(text, add_special_tokens=False).ids)
+    tokens = encode(load_tokenizer(tokenizer_json, "checkpoint"), text, "checkpoint")
     size = min(WINDOW, context)
     every = [tokens[start : start + size] for start in range(0, len(tokens), size)]
     kept = max(-(-_FEWEST // size), _WORK // (parameters * size))
@@ -141,13 +143,16 @@ def reference_hidden(identity: str, checkpoint: Checkpoint, text: Sequence[Seque
     lora = checkpoint.lora.absolute() if checkpoint.lora else ""
     arguments = [checkpoint.path.absolute(), lora, *map(len, text)]
     hidden = worker("reference_worker", "the float model", np.concatenate(text), arguments, _fast_products())
+    beside = path.with_suffix(f".{os.getpid()}.npy")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(f".{os.getpid()}.npy")
         np.save(beside, hidden)
         beside.replace(path)
     except OSError:
         pass  # a cache that cannot be written costs time, nothing else
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
     return hidden
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ferrule_runtime.errors import CheckpointError
 
-from .safetensors_file import printable
+from .values import printable
 
 __all__ = ["Metadata", "rope"]
 

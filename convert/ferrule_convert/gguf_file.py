@@ -1,32 +1,30 @@
-"""GGUF files: headers through the `gguf` library, tensor rows dequantised when they are asked for."""
+"""GGUF files: headers, and tensor rows dequantised by the `gguf` library when they are asked for."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from ferrule_runtime.errors import CheckpointError
 from ferrule_runtime.registry import load_module, module_names
 
-from . import gguf_blocks, gguf_config
+from . import gguf_blocks, gguf_config, gguf_header
 from .checkpoint import Checkpoint, finite
+from .gguf_header import GgufHeader, GgufTensor
 from .gguf_names import GgufNames
 from .gguf_tokenizer import tokenizer_json
 from .graph import Integers, Weight
-from .safetensors_file import printable
 from .schemes import Packed
+from .values import printable
 
 __all__ = ["read"]
 
-MAGIC = b"GGUF"
-_VERSIONS = (2, 3)
 # One factor for each pair of a head's features, by which its frequency is divided (llama.cpp's converter for Llama 3).
 _ROPE_FACTORS = "rope_freqs.weight"
 _MTP = "mtp_num_hidden_layers"
@@ -42,48 +40,21 @@ _CONFIG = {
 _NUMBERS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps", "rope.freq_base": "rope_theta"}
 
 
-def _open(path: Path) -> GGUFReader:
-    with path.open("rb") as file:
-        head = file.read(8)
-    if head[:4] != MAGIC:
-        raise CheckpointError(
-            f"{path}: starts with {head[:4]!r}, not {MAGIC!r}", hint="not a GGUF file, or a broken download"
-        )
-    version = struct.unpack("<I", head[4:8])[0] if len(head) == 8 else 0
-    if version not in _VERSIONS:
-        raise CheckpointError(f"{path}: GGUF version {version}", hint=f"versions {_VERSIONS} are read, little-endian")
-    try:
-        return GGUFReader(path)
-    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
-        detail = str(error).split("\n")[0]
-        raise CheckpointError(
-            f"{path}: damaged or truncated GGUF at {path.stat().st_size} bytes: {detail}", hint="fetch the file again"
-        ) from None
-
-
-def _metadata(reader: GGUFReader, path: Path) -> dict[str, Any]:
-    try:
-        return {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
-    except (ValueError, IndexError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: damaged GGUF metadata: {error}", hint="fetch the file again") from None
-
-
-def _weight(name: str, tensor: Any, order: NDArray[np.int64] | None, path: Path) -> Weight:
-    kind = GGMLQuantizationType(tensor.tensor_type)
-    shape = tuple(int(size) for size in reversed(tensor.shape))
-    stored: NDArray[Any] = tensor.data
-    if stored.dtype == np.uint8 and len(shape) != 2:
+def _weight(name: str, tensor: GgufTensor, order: NDArray[np.int64] | None, path: Path) -> Weight:
+    kind, shape = tensor.tensor_type, tuple(reversed(tensor.shape))
+    if GGML_QUANT_SIZES[kind][0] > 1 and len(shape) != 2:
         raise CheckpointError(
             f"{path}: `{tensor.name}` is stored as {kind.name}, but is no matrix", hint="use another file"
         )
 
     def blocks(start: int, stop: int) -> NDArray[Any]:
+        stored = tensor.data
         return np.ascontiguousarray(stored[start:stop] if order is None else stored[order[start:stop]])
 
     def rows(start: int, stop: int) -> NDArray[np.float32]:
         # A copy, so that no view keeps pages of the file alive.
         values = np.array(dequantize(blocks(start, stop), kind), dtype=np.float32)
-        return finite(values, name, start, path)
+        return finite(values.reshape(stop - start, *shape[1:]), name, start, path)
 
     if kind.name not in gguf_blocks.INTEGERS:
         return Weight(name, shape, rows, kind.name, lost=gguf_blocks.lost(kind.name))
@@ -104,20 +75,20 @@ def _family(architecture: object, path: Path) -> GgufNames:
         names = getattr(load_module("model family", "ferrule_convert.archs", family), "GGUF", None)
         if isinstance(names, GgufNames):
             known[names.architecture] = names
-    if architecture not in known:
+    if not isinstance(architecture, str) or architecture not in known:
         raise CheckpointError(
-            f"{path}: architecture `{architecture}` is not known", hint=f"known: {', '.join(sorted(known))}"
+            f"{path}: architecture `{printable(architecture)}` is not known", hint=f"known: {', '.join(sorted(known))}"
         )
-    return known[str(architecture)]
+    return known[architecture]
 
 
 def _tensors(
-    reader: GGUFReader, config: Mapping[str, Any], names: GgufNames, path: Path
+    header: GgufHeader, config: Mapping[str, Any], names: GgufNames, path: Path
 ) -> tuple[dict[str, Weight], list[str]]:
     """Return the tensors under a release's names, and what is to be said."""
     result: dict[str, Weight] = {}
     layers, skipped = config["num_hidden_layers"], 0
-    for tensor in reader.tensors:
+    for tensor in header.tensors:
         if tensor.name == _ROPE_FACTORS:
             continue  # a part of the configuration
         layer, _ = names.place(tensor.name)
@@ -127,10 +98,10 @@ def _tensors(
         name = names.theirs(tensor.name)
         if name is None or (layer is not None and layer >= layers):
             raise CheckpointError(
-                f"{path}: tensor `{tensor.name}` is not one that a {config['model_type']} model has",
+                f"{path}: tensor `{printable(tensor.name)}` is not one that a {config['model_type']} model has",
                 hint="reading it without that tensor would give another model",
             )
-        kind = GGMLQuantizationType(tensor.tensor_type)
+        kind = tensor.tensor_type
         try:
             dequantize(np.zeros(0, dtype=np.uint8), kind)
         except NotImplementedError:
@@ -140,26 +111,36 @@ def _tensors(
         except ValueError:
             pass  # an empty array has no whole block; the type itself is known
         part = name.removeprefix("model.").removeprefix(f"layers.{layer}.")
-        order = names.order(part, int(tensor.shape[-1]), config)
+        order = names.order(part, tensor.shape[-1], config)
         result[name] = names.restore(part, _weight(name, tensor, order, path), config)
     return result, [f"{skipped} tensors of the multi-token prediction head left out"] if skipped else []
 
 
 def _token(meta: Mapping[str, Any], key: str, vocabulary: int, path: Path) -> int | None:
     value = meta.get(f"tokenizer.ggml.{key}_token_id")
-    if value is not None and not (isinstance(value, int) and 0 <= value < vocabulary):
+    known = isinstance(value, int) and not isinstance(value, bool)
+    if value is not None and not (known and 0 <= value < vocabulary):
         raise CheckpointError(f"{path}: `tokenizer.ggml.{key}_token_id` is {printable(value)} of {vocabulary} tokens")
     return value
 
 
-def _factors(tensor: Any, path: Path) -> tuple[float, ...]:
-    kind = GGMLQuantizationType(tensor.tensor_type)
+def _text(meta: Mapping[str, Any], key: str, path: Path) -> str | None:
+    found = meta.get(key)
+    if found is not None and not isinstance(found, str):
+        raise CheckpointError(f"{path}: `{key}` is {printable(found)}", hint="fetch the file again")
+    return found
+
+
+def _factors(tensor: GgufTensor, path: Path) -> tuple[float, ...]:
+    kind = tensor.tensor_type
     if kind != GGMLQuantizationType.F32:
         raise CheckpointError(f"{path}: `{tensor.name}` is stored as {kind.name}, not as F32", hint="use another file")
     return tuple(dequantize(np.ascontiguousarray(tensor.data), kind).ravel().tolist())
 
 
-def _config(meta: Mapping[str, Any], family: GgufNames, tensors: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _config(
+    meta: Mapping[str, Any], family: GgufNames, tensors: Mapping[str, GgufTensor], path: Path
+) -> dict[str, Any]:
     values = gguf_config.Metadata(meta, family.architecture, path)
     config: dict[str, Any] = {"model_type": family.model_type}
     config |= {ours: values.whole(key) for key, ours in _CONFIG.items()}
@@ -172,9 +153,10 @@ def _config(meta: Mapping[str, Any], family: GgufNames, tensors: Mapping[str, An
     heads = config["num_attention_heads"]
     config["head_dim"] = values.whole("attention.key_length", config["hidden_size"] // heads)
     config["tie_word_embeddings"] = "output.weight" not in tensors
-    config["vocab_size"] = len(meta.get("tokenizer.ggml.tokens") or ())
+    tokens = meta.get("tokenizer.ggml.tokens")
+    config["vocab_size"] = len(tokens) if isinstance(tokens, list) else 0
     factors = tensors.get(_ROPE_FACTORS)
-    config |= gguf_config.rope(values, config["head_dim"], factors and _factors(factors, path))
+    config |= gguf_config.rope(values, config["head_dim"], _factors(factors, path) if factors else None)
     return {**config, **family.config(values, config)}
 
 
@@ -184,31 +166,31 @@ def read(path: Path) -> Checkpoint:
     Raises:
       CheckpointError: Wrong magic or version, truncated, unknown architecture or tensor type, or a part is missing.
     """
-    reader = _open(path)
-    meta = _metadata(reader, path)
+    header = gguf_header.read(path)
+    meta = header.metadata
     family = _family(meta.get("general.architecture"), path)
-    config = _config(meta, family, {tensor.name: tensor for tensor in reader.tensors}, path)
-    tensors, notes = _tensors(reader, config, family, path)
+    config = _config(meta, family, {tensor.name: tensor for tensor in header.tensors}, path)
+    tensors, notes = _tensors(header, config, family, path)
     text, vocabulary = tokenizer_json(meta, path), config["vocab_size"]
     ids = {key: _token(meta, key, vocabulary, path) for key in ("bos", "eos", "eot", "eom")}
     # Templates get the tokenizer's tokens.
     config |= {f"{key}_token_id": ids[key] for key in ("bos", "eos")}
     stops = {ids[key] for key in ("eos", "eot", "eom")} - {None}
-    template, first = meta.get("tokenizer.chat_template"), ids["bos"]
+    template, first = _text(meta, "tokenizer.chat_template", path), ids["bos"]
     if meta.get("tokenizer.ggml.add_bos_token") and template and first is not None:
         begin = meta["tokenizer.ggml.tokens"][first]
         if "bos_token" not in template and begin not in template:
             notes.append(f"its tokenizer would begin a text with `{printable(begin)}`; its chat template does not")
     kinds = sorted({tensor.stored for tensor in tensors.values() if len(tensor.shape) > 1})
     return Checkpoint(
-        name=str(meta.get("general.name") or path.stem),
+        name=printable(_text(meta, "general.name", path) or path.stem),
         path=path,
         config=config,
         tensors=tensors,
         tokenizer_json=text,
         template=template,
         stop_tokens=tuple(sorted(stop for stop in stops if stop is not None)),
-        licence=meta.get("general.license"),
+        licence=_text(meta, "general.license", path),
         stored=f"GGUF {'/'.join(kinds)}",
         notes=tuple(notes),
     )

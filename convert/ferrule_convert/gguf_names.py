@@ -51,6 +51,9 @@ def interleaved(heads: Mapping[str, str]) -> Order:
         if name not in heads:
             return None
         count = config[heads[name]]
+        # What has another number of rows than its configuration says is refused when it is built.
+        if rows % (2 * count):
+            return None
         size = rows // count
         return np.arange(rows).reshape(count, size // 2, 2).swapaxes(1, 2).reshape(rows)
 

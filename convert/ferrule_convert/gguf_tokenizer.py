@@ -11,12 +11,15 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from ferrule_runtime.errors import CheckpointError
 
-from .safetensors_file import printable
+from .values import printable
 
 __all__ = ["tokenizer_json"]
 
 # gguf-py's TokenType.
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
+
+# Of a SentencePiece token, which is cut at every letter to find what makes it; Gemma's longest have some hundred.
+_MOST_LETTERS = 1024
 
 # How text is cut before merging, by `tokenizer.ggml.pre` (llama.cpp's src/llama-vocab.cpp; each model's own release).
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -52,11 +55,18 @@ _COMPOSED = ("qwen2", "qwen35")
 _WHOLE_FIRST = ("llama-bpe",)
 
 
+def _listed(value: Any, key: str, what: type, path: Path) -> None:
+    """Refuse what is there, but is no list of such values."""
+    if value is not None and not (isinstance(value, list) and all(isinstance(one, what) for one in value)):
+        raise CheckpointError(f"{path}: `tokenizer.ggml.{key}` is {printable(value)}", hint="fetch the file again")
+
+
 def _byte_level(tokens: list[str], meta: Mapping[str, Any], path: Path) -> Tokenizer:
     merges, pre = meta.get("tokenizer.ggml.merges"), meta.get("tokenizer.ggml.pre")
+    _listed(merges, "merges", str, path)
     if merges is None:
         raise CheckpointError(f"{path}: no merges of its tokenizer in its metadata", hint="fetch the file again")
-    if pre not in _PRE:
+    if not isinstance(pre, str) or pre not in _PRE:
         raise CheckpointError(
             f"{path}: text-cutting rule `{printable(pre)}` of its tokenizer is not known",
             hint=f"known: {', '.join(sorted(_PRE))}; guessing would give other tokens",
@@ -105,6 +115,8 @@ def _sentencepiece(tokens: list[str], types: list[int], meta: Mapping[str, Any],
             f"{path}: {len(missing)} bytes, the first {missing[0]:#04x}, have no token of its tokenizer",
             hint="text without a piece could not be spelled",
         )
+    if (longest := max(map(len, tokens))) > _MOST_LETTERS:
+        raise CheckpointError(f"{path}: a token of {longest} letters, the most are {_MOST_LETTERS}")
     merges = _merges(tokens, types, scores)
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True))
     escaped: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
@@ -129,7 +141,9 @@ def tokenizer_json(meta: Mapping[str, Any], path: Path) -> str:
     Raises:
       CheckpointError: No tokenizer, one of another kind, incomplete, or with an unknown way of cutting text.
     """
-    kind, tokens = meta.get("tokenizer.ggml.model"), meta.get("tokenizer.ggml.tokens")
+    kind, tokens, types = (meta.get(f"tokenizer.ggml.{key}") for key in ("model", "tokens", "token_type"))
+    for key, value, what in (("tokens", tokens, str), ("token_type", types, int)):
+        _listed(value, key, what, path)
     if not tokens or not kind:
         raise CheckpointError(f"{path}: no tokenizer in its metadata", hint="use a file that carries its tokenizer")
     if kind not in ("gpt2", "llama"):
@@ -139,7 +153,7 @@ def tokenizer_json(meta: Mapping[str, Any], path: Path) -> str:
         )
     if len(set(tokens)) != len(tokens):
         raise CheckpointError(f"{path}: its tokenizer lists a token twice", hint="fetch the file again")
-    types = meta.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+    types = types or [_NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise CheckpointError(f"{path}: {len(types)} types of {len(tokens)} tokens", hint="fetch the file again")
     tokenizer = _byte_level(tokens, meta, path) if kind == "gpt2" else _sentencepiece(tokens, types, meta, path)

@@ -13,9 +13,9 @@ from ferrule_runtime.errors import CheckpointError
 
 from . import hf_chat, safetensors_file, stored
 from .archs import defaults
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, is_there
 from .graph import Weight
-from .safetensors_file import printable, unique_pairs
+from .values import number, printable, size, unique_pairs
 
 __all__ = ["read", "skipped_part", "text_name"]
 
@@ -40,12 +40,13 @@ _NATURAL = (
 )  # fmt: skip
 # Kinds of layers that can have rotary embeddings of their own.
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
-# Larger sizes are damage, not models.
-_MOST = 2**31 - 1
 
 
 def skipped_part(name: str) -> str | None:
-    """Return which part of a release a tensor belongs to if it is not the text model, or None."""
+    """Return which part of a release a tensor belongs to if the text model does not need it, or None."""
+    # A table that old Llama releases carry; it follows from the configuration.
+    if name.endswith(".rotary_emb.inv_freq"):
+        return "rotary embedding"
     return next((part for prefix, part in _SKIPPED.items() if name.startswith(prefix)), None)
 
 
@@ -77,15 +78,6 @@ def _object(values: Mapping[str, Any], key: str, folder: Path) -> dict[str, Any]
     if found is not None and not isinstance(found, dict):
         raise CheckpointError(f"{folder}/config.json: `{key}` is {printable(found)}", hint="fetch the file again")
     return found or {}
-
-
-def _positive(config: Mapping[str, Any], key: str, folder: Path, kinds: type[int] | type[float]) -> None:
-    value = config.get(key)
-    if value is None:
-        raise CheckpointError(f"{folder}/config.json: no `{key}`", hint="the folder is incomplete")
-    known = isinstance(value, (int, kinds)) and not isinstance(value, bool)
-    if not (known and 0 < value <= _MOST):
-        raise CheckpointError(f"{folder}/config.json: `{key}` is {printable(value)}", hint="fetch the file again")
 
 
 def _refuse(config: Mapping[str, Any], folder: Path) -> None:
@@ -127,7 +119,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
     `tie_word_embeddings` is None where it is not said: families differ in what they take then, the weights tell.
     """
-    raw = _json(folder / "config.json", needed=True)
+    raw, where = _json(folder / "config.json", needed=True), f"{folder}/config.json"
     text = _object(raw, "text_config", folder) or raw
     kind = str(text.get("model_type", raw.get("model_type"))).removesuffix("_text")
     config: dict[str, Any] = {**defaults(printable(kind)), **text, "model_type": kind}
@@ -138,16 +130,18 @@ def _config(folder: Path) -> dict[str, Any]:
     for key in ("eos_token_id", "bos_token_id", "tie_word_embeddings"):
         # The whole release's word, or else the text model's.
         config[key] = config.get(key) if raw.get(key) is None else raw[key]
+    if not isinstance(config["tie_word_embeddings"], bool | None):
+        raise CheckpointError(
+            f"{where}: `tie_word_embeddings` is {printable(config['tie_word_embeddings'])}", hint="fetch the file again"
+        )
     if config.get("num_key_value_heads") is None:
         config["num_key_value_heads"] = config.get("num_attention_heads")
     if config.get("head_dim") is None:
-        _positive(config, "hidden_size", folder, int)
-        _positive(config, "num_attention_heads", folder, int)
-        config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
+        config["head_dim"] = size(config, "hidden_size", where) // size(config, "num_attention_heads", where)
     for key in _NATURAL:
-        _positive(config, key, folder, int)
+        size(config, key, where)
     for key in ("rms_norm_eps", "rope_theta", "partial_rotary_factor"):
-        _positive(config, key, folder, float)
+        number(config, key, where)
     return config
 
 
@@ -172,7 +166,7 @@ def _files(folder: Path, packed: Callable[[str], bool]) -> tuple[dict[str, Weigh
         expected.setdefault(shard, set()).add(name)
     for shard in sorted(expected):
         path = folder / shard
-        if Path(shard).name != shard or not path.is_file():
+        if Path(shard).name != shard or not is_there(path):
             raise CheckpointError(f"{folder}: shard `{printable(shard)}` is missing", hint="fetch the folder again")
         found = safetensors_file.read(path, unread)
         if twice := sorted(tensors.keys() & found.keys()):
@@ -209,7 +203,7 @@ def _tensors(
         notes.append(f"config.json does not say whether its head is tied: {head} is {'not ' if tied else ''}there")
     if tied and kept.pop(head, None):
         notes.append(f"{head} left out: config.json ties the head to the embedding")
-    return kept, config | {"tie_word_embeddings": bool(tied)}, notes
+    return kept, config | {"tie_word_embeddings": tied}, notes
 
 
 def _tokenizer(folder: Path) -> str:

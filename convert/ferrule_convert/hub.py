@@ -32,6 +32,8 @@ _SMALL = [
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.json",
     "chat_template.jinja", "additional_chat_templates/tool_use.jinja", _INDEX, "README.md",
 ]  # fmt: skip
+# Longest silence of the hub.
+_TIMEOUT_S = 10
 # First request for a header: most are shorter.
 _GUESS = 100_000
 # Safetensors' own limit of a header, and the eight bytes before it.
@@ -125,14 +127,15 @@ def _beginning(url: str, count: int) -> bytes:
     )
 
     wanted = {**build_hf_headers(), "Range": f"bytes=0-{count - 1}", "Accept-Encoding": "identity"}
-    data = b""
-    with get_session().stream("GET", url, headers=wanted, follow_redirects=True) as reply:
+    data = bytearray()
+    # The library's own requests have this limit, its session has none.
+    with get_session().stream("GET", url, headers=wanted, follow_redirects=True, timeout=_TIMEOUT_S) as reply:
         hf_raise_for_status(reply)
         for chunk in reply.iter_bytes():
             data += chunk
             if len(data) >= count:
                 break
-    return data[:count]
+    return bytes(data[:count])
 
 
 def _hollow(url: str, path: Path) -> None:

@@ -18,7 +18,7 @@ from . import safetensors_file
 from .checkpoint import Checkpoint, finite
 from .graph import Weight
 from .hf_folder import skipped_part, text_name
-from .safetensors_file import printable, unique_pairs
+from .values import printable, unique_pairs
 
 __all__ = ["merge"]
 

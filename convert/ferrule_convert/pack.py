@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import platform
+import secrets
 import shlex
 import shutil
 import sys
@@ -24,7 +26,7 @@ from ferrule_targets.target import Target
 from .apart import apart
 from .archs import build
 from .check import gate
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, is_there
 from .formats import export, memory_facts
 from .graph import Graph
 from .kept import tally
@@ -71,25 +73,45 @@ def _legal(graph: Graph, recipe: Recipe, target: Target) -> None:
             )
 
 
+# What renaming a folder onto something that stands there says, by what it is.
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+
+
+def _refuse_taken(out: Path) -> None:
+    if out.name in ("", ".."):
+        raise UsageError(f"`{out}` names no new folder", hint="choose another -o")
+    # A link that leads nowhere is in the way, too.
+    if os.path.lexists(out):
+        raise UsageError(f"{out}: exists already", hint="choose another -o, or remove it first")
+
+
 @contextlib.contextmanager
 def _beside(out: Path) -> Iterator[Path]:
-    """Give a folder beside `out` that becomes it at the end, in one step, or vanishes."""
-    if out.exists():
-        raise UsageError(f"{out}: exists already", hint="choose another -o, or remove it first")
-    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    """Give a folder beside `out` that becomes it at the end, in one step, or vanishes.
+
+    Of several at once the first to end gets the name; the others are refused then.
+    """
+    partial = out.with_name(f".{out.name}.partial-{secrets.token_hex(4)}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         partial.mkdir()
         yield partial
         for path in [*partial.iterdir(), partial]:
             _flush(path)
-        partial.rename(out)
+        # Linux would put a folder in an empty one's place; whoever made that has taken the name.
+        _refuse_taken(out)
+        try:
+            partial.rename(out)
+        except OSError as error:
+            if error.errno in _TAKEN:
+                _refuse_taken(out)
+            raise
         _flush(out.parent)
     except OSError as error:
-        free = shutil.disk_usage(out.parent).free if out.parent.exists() else 0
-        raise BundleError(
-            f"{out}: cannot be written: {error.strerror or error}", hint=f"{human(free)} are free there"
-        ) from error
+        hint = "choose another -o"
+        if out.parent.is_dir():
+            hint = f"{human(shutil.disk_usage(out.parent).free)} are free there"
+        raise BundleError(f"{out}: cannot be written: {error.strerror or error}", hint=hint) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -122,7 +144,7 @@ def _bits_per_weight(graph: Graph) -> float:
 def _room(graph: Graph, out: Path) -> None:
     """Refuse before writing when the disk cannot hold the weights."""
     needed = int(_bits_per_weight(graph) / 8 * graph.parameters)
-    place = next(parent for parent in out.absolute().parents if parent.exists())
+    place = next(parent for parent in out.absolute().parents if is_there(parent))
     if (free := shutil.disk_usage(place).free) < needed:
         raise BundleError(
             f"{out}: {human(needed)} needed, {human(free)} free on its disk", hint="make room, or another -o"
@@ -151,6 +173,7 @@ def convert(
       CheckpointError: The checkpoint lacks something, or holds values that are not finite.
       BundleError: The disk is full, or the gate failed.
     """
+    _refuse_taken(out)
     form = target.forms[0]
     plain = build(checkpoint)
     graph = apply(plain, recipe)

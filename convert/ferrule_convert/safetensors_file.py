@@ -21,8 +21,9 @@ from ferrule_runtime.errors import CheckpointError
 
 from .checkpoint import finite
 from .graph import Weight
+from .values import printable, unique_pairs
 
-__all__ = ["Mapped", "printable", "read", "unique_pairs"]
+__all__ = ["Mapped", "read"]
 
 _LENGTH = 8
 # Safetensors' own limit: a longer header is an attack or an accident.
@@ -36,27 +37,6 @@ _BYTES = {
 _FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 # Packed integers, whose bits matter and not their sign.
 _WORDS = {"I32": "<u4"}
-
-
-def printable(value: object) -> str:
-    """Return what a file says, short and without anything that a terminal would obey."""
-    text = str(value)
-    text = text if text.isprintable() else ascii(text)[1:-1]
-    return text if len(text) <= 120 else f"{text[:120]}…"
-
-
-def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object out of JSON's pairs, as `object_pairs_hook`.
-
-    Raises:
-      ValueError: A name stands in it twice.
-    """
-    result: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in result:
-            raise ValueError(f"`{printable(name)}` stands in it twice")
-        result[name] = value
-    return result
 
 
 def _header(path: Path, size: int) -> tuple[dict[str, Any], int]:

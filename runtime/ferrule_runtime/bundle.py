@@ -176,6 +176,11 @@ _MAPPINGS = ("checkpoint", "architecture", "recipe", "fidelity", "made")
 _TEXTS = ("name", "target", "form", "engine", "dialect")
 
 
+def _named(value: Any) -> bool:
+    """Tell whether a value is a name: text that may be shown as it is."""
+    return isinstance(value, str) and value != "" and value.isprintable()
+
+
 def _read_manifest(raw: dict[str, Any], where: str) -> Manifest:
     def fail(field: str, wanted: str) -> BundleError:
         return BundleError(f"{where}: `{field}` must be {wanted}", hint="convert the checkpoint again")
@@ -187,14 +192,14 @@ def _read_manifest(raw: dict[str, Any], where: str) -> Manifest:
 
     values: dict[str, Any] = {}
     for field in _TEXTS:
-        if not isinstance(raw.get(field), str) or not raw[field]:
-            raise fail(field, "text")
+        if not _named(raw.get(field)):
+            raise fail(field, "text that can be printed")
         values[field] = raw[field]
     for field in _MAPPINGS:
         if not isinstance(raw.get(field), dict):
             raise fail(field, "an object")
         values[field] = raw[field]
-    if not isinstance(raw.get("features"), list) or not all(isinstance(f, str) for f in raw["features"]):
+    if not isinstance(raw.get("features"), list) or not all(map(_named, raw["features"])):
         raise fail("features", "a list of names")
     if not isinstance(raw.get("stop_tokens"), list) or not raw["stop_tokens"]:
         raise fail("stop_tokens", "a list of token ids, at least one")
@@ -205,7 +210,7 @@ def _read_manifest(raw: dict[str, Any], where: str) -> Manifest:
     if not all(isinstance(table, dict) and sorted(table) == sorted(keys) for table in tables.values()):
         raise fail("tables", f"objects with {', '.join(keys)}")
     for name, table in tables.items():
-        if not isinstance(table["file"], str):
+        if not _named(table["file"]):
             raise fail(f"tables.{name}.file", "the name of a file")
     memory = raw.get("memory")
     names = [field.name for field in dataclasses.fields(MemoryFacts)]
@@ -219,12 +224,13 @@ def _read_manifest(raw: dict[str, Any], where: str) -> Manifest:
         parts = Path(name).parts
         if (
             not isinstance(entry, dict)
-            or not isinstance(entry.get("sha256"), str)
+            or not _named(entry.get("sha256"))
+            or not _named(name)
             or not parts
             or ".." in parts
             or name.startswith("/")
         ):
-            raise fail(f"files.{name}", "a relative path with size and sha256")
+            raise fail(f"files.{name!a}", "a relative path with size and sha256")
         listed[name] = File(natural(entry.get("size"), f"files.{name}.size"), entry["sha256"])
     return Manifest(
         **values,

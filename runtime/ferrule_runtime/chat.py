@@ -7,17 +7,43 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from .errors import BundleError
 
 __all__ = ["render"]
 
-# What a template can bring about; the sandbox's own refusals are TemplateErrors, but for a range that is too long.
-_FAULTS = (
-    jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, MemoryError,
-    RecursionError,
-)  # fmt: skip
+# Characters or items that one repetition may make, and bits that a power may have. No prompt needs as many.
+_MOST = 1 << 20
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, in which neither `*` nor `**` makes more than any prompt needs.
+
+    What loops pile up is not seen here: at conversion the template runs in a process that is bounded as a whole.
+    """
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        made = 0
+        if operator == "**" and isinstance(left, int) and isinstance(right, int):
+            made = left.bit_length() * right
+        elif operator == "*" and isinstance(left, str | list | tuple) and isinstance(right, int):
+            made = len(left) * right
+        elif operator == "*" and isinstance(left, int) and isinstance(right, str | list | tuple):
+            made = left * len(right)
+        if made > _MOST:
+            raise SecurityError(f"`{operator}` would make {made}, more than {_MOST}")
+        return super().call_binop(context, operator, left, right)
+
+
+def _line(error: Exception) -> str:
+    """Return an error's text in one printable line: templates raise what they like."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return (text if text.isprintable() else ascii(text)[1:-1])[:500]
 
 
 def _raise(message: str) -> None:
@@ -56,20 +82,22 @@ def render(
     Raises:
       BundleError: The template is malformed, refuses the conversation, or drops the tools.
     """
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, undefined=_Missing, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
+    # Jinja's random text: no prompt, and never the same.
+    del environment.globals["lipsum"]
     try:
         # A template may ask whether these are defined, so absent ones are left undefined.
         values = {"tools": list(tools)} if tools else {"tools": None}
         text = environment.from_string(template).render(
             messages=list(messages), add_generation_prompt=reply, enable_thinking=False, **values
         )
-    except _FAULTS as error:
+    except Exception as error:  # whatever it is, the template brought it about
         raise BundleError(
-            f"the chat template fails: {str(error) or type(error).__name__}",
+            f"the chat template fails: {_line(error)}",
             hint="`ferrule check` shows with what conversation",
         ) from None
     missing = [name for name in (tool["function"]["name"] for tool in tools) if name not in text]

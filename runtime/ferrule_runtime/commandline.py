@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ __all__ = ["SCHEMA_VERSION", "Command", "add_json", "byte_size", "emit", "human"
 SCHEMA_VERSION = 1
 # More than any address space holds.
 _MOST = 1 << 63
+# Control characters but for tabs and line ends, and surrogates: names in files and replies of models hold anything.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -37,6 +40,11 @@ class Command:
     epilog: str = ""
 
 
+def _shown(text: str) -> str:
+    """Return a text without what a terminal would obey, or what is half a character: both as Python writes them."""
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 def say(text: str = "") -> None:
     """Print a line of a command's result.
 
@@ -44,7 +52,7 @@ def say(text: str = "") -> None:
       FerruleError: There is no room for it where it goes to.
     """
     try:
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(_shown(text) + "\n")
     except BrokenPipeError:  # nobody reads on: for `main`
         raise
     except OSError as error:
@@ -55,7 +63,7 @@ def say(text: str = "") -> None:
 
 def note(text: str) -> None:
     """Print a line about the work itself (progress, a warning) beside the result."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(_shown(text) + "\n")
     sys.stderr.flush()
 
 

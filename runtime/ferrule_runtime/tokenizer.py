@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer as _Tokenizer
 
-from .errors import BundleError, UsageError
+from .errors import BundleError, FerruleError, UsageError
 
-__all__ = ["Tokenizer"]
+__all__ = ["Tokenizer", "library_faults"]
+
+
+@contextlib.contextmanager
+def library_faults(kind: type[FerruleError], what: str, hint: str) -> Iterator[None]:
+    """Turn what the `tokenizers` library raises into an error of ours: bare Exceptions, and Rust's panics.
+
+    Args:
+      kind: Of our error.
+      what: Is wrong, before the library's reason.
+      hint: What to do.
+    """
+    try:
+        yield
+    except FerruleError:
+        raise
+    except BaseException as error:
+        # A panic derives from BaseException, as Ctrl-C does.
+        if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise kind(f"{what}: {reason if reason.isprintable() else ascii(reason)}", hint=hint) from None
 
 
 class Tokenizer:
@@ -21,11 +43,9 @@ class Tokenizer:
     """
 
     def __init__(self, path: Path) -> None:
-        try:
+        with library_faults(BundleError, f"{path}: not a tokenizer", "convert the checkpoint again"):
             self.json = path.read_text(encoding="utf-8")
             self._inner = _Tokenizer.from_str(self.json)
-        except Exception as error:  # the library raises bare Exceptions
-            raise BundleError(f"{path}: not a tokenizer: {error}", hint="convert the checkpoint again") from None
         added = self._inner.get_added_tokens_decoder()
         self._special = {int(index): str(entry.content) for index, entry in added.items() if entry.special}
         # llguidance's own rule (toktrie_hf_tokenizers): an added token in angle brackets is a control token, flagged or
@@ -48,6 +68,7 @@ class Tokenizer:
 
         Raises:
           UsageError: The text holds half a character, as file names and arguments that are not UTF-8 do.
+          BundleError: The tokenizer fails on it.
         """
         try:
             text.encode("utf-8")
@@ -56,7 +77,8 @@ class Tokenizer:
                 f"the text is not Unicode: {text[error.start : error.end]!r} at character {error.start}",
                 hint="write it in UTF-8",
             ) from None
-        return list(self._inner.encode(text, add_special_tokens=False).ids)
+        with library_faults(BundleError, "the tokenizer fails", "it is the checkpoint's own: convert another"):
+            return list(self._inner.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int], keep: Collection[str] = ()) -> str:
         """Return the text of ids, control tokens left out except those to keep."""

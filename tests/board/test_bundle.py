@@ -103,14 +103,20 @@ def test_every_field_down_to_the_last_is_looked_at(manifest: Manifest, data: st.
         ("files", {".": {"size": 1, "sha256": "0"}}),
         ("files", {"a": {"size": True, "sha256": "0"}}),
         ("tables", {"head": {}}),
+        ("name", "a\x1b[2J"),
+        ("features", ["a\nerror: b"]),
+        ("files", {"a\nb": {"size": 1, "sha256": "0"}}),
+        ("files", {"\ud800": {"size": 1, "sha256": "0"}}),
+        ("files", {"a": {"size": 1, "sha256": "\x1b"}}),
     ],
 )
 def test_a_value_that_no_bundle_has_is_refused(tmp_path: Path, field: str, value: Any) -> None:
     (tmp_path / "a").write_text("x")
     raw = json.loads(manifest_of(tmp_path, ["a"]).to_json())
     raw[field] = value
-    with pytest.raises(BundleError, match=field):
+    with pytest.raises(BundleError, match=field) as caught:
         Manifest.from_json(json.dumps(raw), "m")
+    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("version", [None, "1", 1.0, True, False, 0, -1, [1]])

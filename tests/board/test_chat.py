@@ -84,8 +84,63 @@ def test_a_template_says_why_it_refuses() -> None:
     with pytest.raises(BundleError, match="the chat template fails: no user here") as caught:
         render("{{ raise_exception('no user here') }}", [USER], [])
     assert caught.value.hint
-    with pytest.raises(BundleError, match="the chat template fails: MemoryError"):
-        render("{{ 'a' * 10 ** 18 }}", [USER], [])
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'a' * 10 ** 10 }}",
+        "{{ 10 ** 10 * 'a' }}",
+        "{{ [1] * 2 ** 40 }}",
+        "{{ 10 ** (10 ** 9) }}",
+        "{% for i in range(10 ** 9) %}{% endfor %}",
+        "{{ lipsum(10 ** 7) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ namespace.__init__ }}",
+        "{{ self._TemplateReference__context }}",
+        "{{ messages.append(1) }}",
+        "{{ ().__class__.__base__.__subclasses__() }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ messages[0].update({'role': 'system'}) }}",
+        "{% include 'x' %}",
+        "{% import 'os' as os %}",
+        "{% if %}",
+        "{{ 1 / 0 }}",
+        "{{ no.such.thing }}",
+        "{% for i in [1] %}" * 30 + "{% endfor %}" * 30,
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ raise_exception('\x1b[2J') }}",
+    ],
+)
+def test_whatever_a_template_tries_is_an_error_of_one_printable_line(template: str) -> None:
+    with pytest.raises(BundleError, match=r"the chat template fails: .") as caught:
+        render(template, [USER], [])
+    assert str(caught.value).isprintable()
+
+
+def test_what_prompts_need_of_repetition_and_powers_is_there() -> None:
+    assert (
+        render("{{ 'ab' * 3 }}{{ 2 ** 10 }}{{ 3 * 4 }}{{ 2.5 ** 2 }}{{ [0] * 2 }}", [USER], [])
+        == "ababab1024126.25[0, 0]"
+    )
+
+
+PARTS = [
+    *("{{ ", " }}", "{% ", " %}", "for x in ", "endfor", "if ", "endif", "set a = ", "messages", "a", "x", "7", " * "),
+    *(" ** ", "'t'", "(", ")", "[", "]", "|", "tojson", "list", "join", ".", "role", "range", " + ", " ~ ", "-", "{"),
+]
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=14).map("".join))
+def test_any_template_renders_or_is_an_error(template: str) -> None:
+    said = ""
+    try:
+        render(template, [USER], [])
+    except BundleError as error:
+        said = str(error)
+    assert said.isprintable()
 
 
 def test_a_template_may_ask_whether_something_is_there() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ferrule_runtime import __main__ as command
 from ferrule_runtime import __version__
-from ferrule_runtime.commandline import Command, byte_size, emit, human, positive
+from ferrule_runtime.commandline import Command, byte_size, emit, human, note, positive, say
 from ferrule_runtime.errors import FerruleError, UsageError
 from ferrule_runtime.registry import load_module, unknown
 
@@ -91,6 +91,13 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     assert error.hint == "did you mean `w4g32`? known: w4g32, w8"
     with pytest.raises(UsageError, match="unknown engine `onx`"):
         load_module("engine", "ferrule_runtime.engines", "onx", UsageError)
+
+
+def test_nothing_that_a_terminal_obeys_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    for put in (say, note):
+        put("a\x1b[2Jb\r\x00\x9b\ud800\tc\nd 日本 👩\u200d👩 é")
+    out, err = capsys.readouterr()
+    assert out == err == "a\\x1b[2Jb\\r\\x00\\x9b\\ud800\tc\nd 日本 👩\u200d👩 é\n"
 
 
 def test_json_says_its_schema(capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,7 +83,10 @@ def test_tokens_that_a_template_names_are_written_into_it(checkpoint: Checkpoint
     text = render(chat_format(named).template, [{"role": "user", "content": "hi"}], [])
     assert text == "<bos><start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\n"
     with pytest.raises(CheckpointError, match="`bos_token`, which its configuration does not say"):
-        chat_format(replace(named, config={}))
+        chat_format(replace(named, config={"vocab_size": 268}))
+    for wrong in (-1, 1 << 40, True, "256", [], [None]):
+        with pytest.raises(CheckpointError, match="`bos_token`, which its configuration does not say"):
+            chat_format(replace(named, config={"vocab_size": 268, "bos_token_id": wrong}))
 
 
 def make(folder: Path, template: str) -> Bundle:

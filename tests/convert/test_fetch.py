@@ -127,8 +127,8 @@ def test_a_cache_that_cannot_be_written_is_an_error(
 def test_the_hub_unreachable_is_one_reason_among_the_sources(
     tmp_path: Path, toy: Entry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The real library, told to be offline.
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # The real library, told to be offline; it may have read its environment before.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     hub = {"kind": "hub", "repository": "a/b", "revision": "c", "file": "m.gguf"}
     model = Entry.model_validate(toy.model_dump() | {"source": [hub]})
     monkeypatch.setattr(module, "entry", lambda name: model)

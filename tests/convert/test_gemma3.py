@@ -135,11 +135,12 @@ def test_a_small_configuration_is_filled_up(tmp_path: Path) -> None:
     assert {key: config[key] for key in DEFAULTS} == dict(DEFAULTS)
 
 
-@pytest.mark.parametrize(("pattern", "last"), [(2, None), (3, 24), (None, 24)])
-def test_releases_before_layer_types_repeat_a_pattern(tmp_path: Path, pattern: int | None, last: int | None) -> None:
-    change = {"layer_types": None, "sliding_window_pattern": pattern, "num_hidden_layers": 2}
-    write_gemma3(tmp_path / "m", change=change)
-    assert windows(build(open_checkpoint(tmp_path / "m"))) == [24, last]
+@pytest.mark.parametrize(("pattern", "expected"), [(2, [24, None, 24]), (3, [24, 24, None]), (None, [24, 24, 24])])
+def test_releases_before_layer_types_repeat_a_pattern(
+    tmp_path: Path, pattern: int | None, expected: list[int | None]
+) -> None:
+    write_gemma3(tmp_path / "m", change={"layer_types": None, "sliding_window_pattern": pattern})
+    assert windows(build(open_checkpoint(tmp_path / "m"))) == expected
 
 
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.lists(st.none(), max_size=3)

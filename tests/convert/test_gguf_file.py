@@ -2,11 +2,14 @@ import struct
 from pathlib import Path
 
 import gguf
+import gguf_files
 import numpy as np
 import pytest
 from checkpoints import Sizes, Tiny, write_tiny
+from folders import GEMMA3, QWEN35, gemma3_tensors, qwen35_tensors
 from gguf import GGMLQuantizationType as Kind
 from gguf_files import tokenizer_meta, write_gguf
+from headers import ARRAY, BOOL, F32, I32, STRING, U32, array, key, text, write_header
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -136,7 +139,8 @@ def test_scales_that_are_not_finite_are_counted_when_read(tmp_path: Path) -> Non
 
 def test_a_quantised_vector_is_refused(tmp_path: Path, tiny: Tiny) -> None:
     raw = bytearray(tiny.path.read_bytes())
-    name = b"blk.1.attn_norm.weight"
+    # The last, so that none lies behind a gap.
+    name = b"output_norm.weight"
     struct.pack_into("<I", raw, raw.index(name) + len(name) + 4 + 8, Kind.Q8_0)
     (tmp_path / "m.gguf").write_bytes(raw)
     with pytest.raises(CheckpointError, match="is stored as Q8_0, but is no matrix"):
@@ -195,3 +199,57 @@ def test_the_library_reads_what_the_tests_write(tiny: Tiny) -> None:
     names = {tensor.name for tensor in gguf.GGUFReader(tiny.path).tensors}
     assert "blk.0.attn_q.weight" in names
     assert len(names) == len(tiny.tensors)
+
+
+VALUES = st.one_of(
+    (st.integers(0, 2**32 - 1) | st.sampled_from([0, 1, 3])).map(lambda v: (U32, struct.pack("<I", v))),
+    st.integers(-(2**31), 2**31 - 1).map(lambda v: (I32, struct.pack("<i", v))),
+    st.floats(width=32).map(lambda v: (F32, struct.pack("<f", v))),
+    st.booleans().map(lambda v: (BOOL, struct.pack("<?", v))),
+    st.text(max_size=4).map(lambda v: (STRING, text(v))),
+    st.lists(st.text(max_size=3), max_size=3).map(lambda v: (ARRAY, array(STRING, len(v), b"".join(map(text, v))))),
+    st.lists(st.integers(0, 300), max_size=3).map(
+        lambda v: (ARRAY, array(U32, len(v), struct.pack(f"<{len(v)}I", *v)))
+    ),
+)
+
+
+def written(kind: str, folder: Path) -> Path:
+    """Return a good file of a family, written once."""
+    path = folder / f"{kind}.gguf"
+    if not path.is_file():
+        if kind == "llama":
+            write_tiny(path)
+        elif kind == "qwen35":
+            gguf_files.write_qwen35(path, QWEN35, qwen35_tensors(QWEN35))
+        else:
+            gguf_files.write_gemma3(path, GEMMA3, gemma3_tensors(GEMMA3))
+        build(open_checkpoint(path))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35", "gemma3"])
+@given(data=st.data())
+@settings(max_examples=150)
+def test_any_value_of_any_key_is_taken_or_refused_with_a_reason(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject
+) -> None:
+    good = written(kind, tmp_path_factory.getbasetemp())
+    reader = gguf.GGUFReader(good)
+    raw = good.read_bytes()
+    fields = [field for field in reader.fields.values() if not field.name.startswith("GGUF.")]
+    ends = [*(field.offset for field in fields[1:]), reader.tensors[0].field.offset]
+    parts = {field.name: raw[field.offset : end] for field, end in zip(fields, ends, strict=True)}
+    name = data.draw(st.sampled_from(sorted(parts)))
+    type_, value = data.draw(VALUES)
+    parts[name] = key(name, type_, value)
+    entries = raw[ends[-1] : ends[-1] + sum(sum(part.nbytes for part in one.field.parts) for one in reader.tensors)]
+    path = good.with_name(f"any-value-{kind}.gguf")
+    counts = (len(reader.tensors), len(parts))
+    write_header(path, list(parts.values()), [entries], raw[reader.data_offset :], counts=counts)
+    said = ""
+    try:
+        build(open_checkpoint(path))
+    except CheckpointError as error:
+        said = str(error)
+    assert said.isprintable()

@@ -11,9 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from checkpoints import Tiny
-from folders import write_llama
+from folders import write_llama, write_safetensors
 from quantised import write_quantised
 
 from ferrule_convert.hub import is_hub_id
@@ -28,6 +29,8 @@ class Hub:
         self.folder = folder
         # File and bytes sent, of every answer with a body.
         self.sent: list[tuple[str, int]] = []
+        # A server that sends whole files, whatever range it is asked for, and how much of them it got rid of.
+        self.whole, self.taken = False, 0
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -57,7 +60,7 @@ class Hub:
                     return self.answer(404, b"", {"X-Error-Code": "RepoNotFound"})
                 data, code = (folder / name).read_bytes(), 200
                 extra = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
-                if wanted := self.headers.get("Range"):
+                if (wanted := self.headers.get("Range")) and not hub.whole:
                     first, last = (int(part) for part in wanted.removeprefix("bytes=").split("-"))
                     extra["Content-Range"] = f"bytes {first}-{min(last, len(data) - 1)}/{len(data)}"
                     data, code = data[first : last + 1], 206
@@ -71,7 +74,13 @@ class Hub:
                 if self.command == "GET":
                     if name:
                         hub.sent.append((name, len(data)))
-                    self.wfile.write(data)
+                    for at in range(0, len(data), 1 << 16):
+                        try:
+                            self.wfile.write(data[at : at + (1 << 16)])
+                        except OSError:  # the other side has hung up
+                            self.close_connection = True
+                            return
+                        hub.taken += len(data[at : at + (1 << 16)])
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
@@ -124,6 +133,20 @@ def test_a_header_longer_than_the_first_request_is_asked_for_again(hub: Hub, tmp
     done = ferrule(hub, tmp_path, "inspect", "org/tiny", "--target", "host")
     assert done.returncode == 0, done.stderr
     assert [size for name, size in hub.sent if name == path.name] == [100_000, length + 150_008]
+
+
+def test_no_more_than_the_header_is_taken_from_a_server_that_sends_everything(
+    hub: Hub, tiny: Tiny, tmp_path: Path
+) -> None:
+    large = {"visual.table": np.zeros((4096, 4096), dtype=np.float32)}
+    for path in hub.folder.glob("*.safetensors*"):
+        path.unlink()
+    write_safetensors(hub.folder / "model.safetensors", tiny.tensors | large)
+    hub.whole = True
+    done = ferrule(hub, tmp_path, "inspect", "org/tiny", "--target", "host")
+    assert done.returncode == 0, done.stderr
+    # What lies in the sockets' buffers counts as sent.
+    assert hub.taken < 16 << 20 < large["visual.table"].nbytes
 
 
 def test_headers_of_a_quantised_release_say_what_its_recipes_keep(hub: Hub, tmp_path: Path) -> None:

@@ -1,16 +1,22 @@
 """A bundle is whole or not there."""
 
 import json
+import os
+import random
 import re
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from checkpoints import Tiny, write_tiny
+from folders import write_qwen35
 
+from ferrule_convert.archs import build
+from ferrule_convert.check import measure_fidelity
 from ferrule_convert.checkpoint import open_checkpoint
 from ferrule_convert.pack import Options, convert
 from ferrule_convert.recipe import load_recipe
@@ -107,33 +113,124 @@ def _command(tiny: Tiny, out: Path) -> list[str]:
     return [sys.executable, "-m", "ferrule_runtime", "convert", str(tiny.path), "--target", "host", "-o", str(out)]
 
 
-def test_a_disk_that_fills_up_is_an_error_and_leaves_nothing(tiny: Tiny, tmp_path: Path) -> None:
+# Each limit stops another write.
+@pytest.mark.parametrize("limit", [0, 100, 20000, 120000])
+def test_a_disk_that_fills_up_is_an_error_and_leaves_nothing(tiny: Tiny, tmp_path: Path, limit: int) -> None:
     # A limit on file size stands for a full disk: the write fails in the same place, with another number.
-    limit = "import resource, signal, sys, os; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-    limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)); os.execv(sys.argv[1], sys.argv[1:])"
-    command = [sys.executable, "-c", limit, *_command(tiny, tmp_path / "out" / "b")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    code = "import resource, signal, sys, os; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    code += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-c", code, *_command(tiny, tmp_path / "out" / "b")]
+    environment = os.environ | {"TMPDIR": str(tmp_path / "scratch")}
+    (tmp_path / "scratch").mkdir()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert done.returncode == 1
-    assert "cannot be written" in done.stderr
+    assert "b: cannot be written" in done.stderr
     assert "hint:" in done.stderr
     assert "Traceback" not in done.stderr
-    assert list((tmp_path / "out").iterdir()) == []
+    assert list((tmp_path / "out").glob("*")) == []
+    # onnxruntime leaves a file of its own there.
+    assert list((tmp_path / "scratch").glob("ferrule-*")) == []
 
 
-def test_ctrl_c_in_the_middle_leaves_nothing(tiny: Tiny, tmp_path: Path) -> None:
-    with subprocess.Popen(_command(tiny, tmp_path / "out" / "b"), stderr=subprocess.PIPE, text=True) as process:
+def _group_is_gone(group: int) -> bool:
+    """Wait until no process of a group is left, for some seconds."""
+    for _ in range(100):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("said", ["checking template", "writing", "running", "comparing"])
+def test_ctrl_c_at_any_time_leaves_nothing_and_nobody(tiny: Tiny, tmp_path: Path, said: str) -> None:
+    environment = os.environ | {"TMPDIR": str(tmp_path / "scratch")}
+    (tmp_path / "scratch").mkdir()
+    with subprocess.Popen(
+        _command(tiny, tmp_path / "out" / "b"),
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    ) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
-        while "comparing" not in line:
-            assert line, "ended before the comparison"
+        while said not in line:
+            assert line, f"ended before {said}"
             line = process.stderr.readline()
-        process.send_signal(signal.SIGINT)
+        # Anywhere within what it just said that it would do.
+        time.sleep(random.random() * 0.2)
+        # As a terminal does: the whole group gets it.
+        os.killpg(process.pid, signal.SIGINT)
         rest = process.stderr.read()
-        assert process.wait(timeout=60) == 1
+        code = process.wait(timeout=60)
+    assert _group_is_gone(process.pid)
+    assert "Traceback" not in rest
+    # onnxruntime leaves a file of its own there.
+    assert list((tmp_path / "scratch").glob("ferrule-*")) == []
+    if code == 0:  # it was done already
+        assert said == "comparing"
+        assert open_bundle(tmp_path / "out" / "b")
+        return
+    assert code == 1
     assert "error: interrupted" in rest
     assert "hint:" in rest
-    assert "Traceback" not in rest
-    assert list((tmp_path / "out").iterdir()) == []
+    assert [path.name for path in (tmp_path / "out").iterdir() if path.name != "b"] == []
+    assert not (tmp_path / "out" / "b").exists() or open_bundle(tmp_path / "out" / "b")
+
+
+def test_of_two_conversions_into_one_folder_one_wins_and_the_other_leaves_nothing(tiny: Tiny, tmp_path: Path) -> None:
+    command = [*_command(tiny, tmp_path / "out" / "b"), "--no-fidelity"]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=120)[1] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2]
+    loser = said[0] if both[0].returncode else said[1]
+    assert "b: exists already" in loser
+    assert "Traceback" not in loser
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["b"]
+    assert all(verdict.passed for verdict in replay(open_bundle(tmp_path / "out" / "b", verify=True)))
+
+
+@pytest.mark.parametrize("what", ["folder", "full folder", "file", "link"])
+def test_a_name_that_is_taken_meanwhile_is_left_as_it_is(tiny: Tiny, tmp_path: Path, what: str) -> None:
+    out = tmp_path / "out" / "b"
+
+    def progress(text: str) -> None:
+        if "running" in text:
+            out.mkdir() if "folder" in what else out.write_text("x") if what == "file" else out.symlink_to("nowhere")
+            if what == "full folder":
+                (out / "mine").write_text("keep")
+
+    chosen = (load_target("host"), load_recipe("w8"), out, Options(fidelity=False), progress)
+    with pytest.raises(UsageError, match="exists already"):
+        convert(open_checkpoint(tiny.path), *chosen)
+    assert list(out.parent.iterdir()) == [out]
+    assert (
+        out.is_symlink() or out.is_file() or [path.name for path in out.iterdir()] == ["mine"][: what == "full folder"]
+    )
+
+
+@pytest.mark.parametrize("name", ["/", ".", "..", "x/.."])
+def test_what_names_no_folder_is_refused_before_anything_is_done(tiny: Tiny, name: str) -> None:
+    with pytest.raises(UsageError, match="names no new folder"):
+        make(tiny, Path(name))
+
+
+@pytest.mark.parametrize("name", ["m" * 300, "file/b"])
+def test_a_name_that_cannot_be_is_an_error(tiny: Tiny, tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(BundleError, match="cannot be written"):
+        make(tiny, tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_bundle_is_not_compared_with_a_model_of_another_vocabulary(tiny: Tiny, tmp_path: Path) -> None:
+    bundle = make(tiny, tmp_path / "b", options=Options(fidelity=False))
+    write_qwen35(tmp_path / "m")
+    other = open_checkpoint(tmp_path / "m")
+    with pytest.raises(CheckpointError, match="a vocabulary of 272, the bundle's is of 268"):
+        measure_fidelity(bundle, other, build(other), lambda text: None)
 
 
 def test_a_template_that_drops_the_tools_fails_the_gate(tmp_path: Path, tiny: Tiny) -> None:

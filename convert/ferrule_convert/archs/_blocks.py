@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from ferrule_runtime.errors import CheckpointError
 
+from .. import values
 from ..checkpoint import Checkpoint
 from ..graph import GLU, INPUT, Activation, Add, Attention, Graph, Linear, Node, RMSNorm, Rope, RopeTable, Weight
-from ..safetensors_file import printable
 from ._rope import rope_table
 
 __all__ = ["Builder", "constant", "each", "take"]
@@ -72,14 +72,13 @@ class Builder:
         """
         self.checkpoint = checkpoint
         self.config = checkpoint.config
+        self._where = f"configuration of {checkpoint.path}"
         self.zero_centred = zero_centred
         self.activation = activation
         self.nodes: list[Node] = []
         key, names = _ACTIVATIONS[activation]
         if (found := self.config.get(key, names[0])) not in names:
-            raise CheckpointError(
-                f"{checkpoint.path}: `{key}` is `{printable(found)}`, only `{names[0]}` is built for this family",
-            )
+            raise self.wrong(f"`{key}` is `{values.printable(found)}`, only `{names[0]}` is built for this family")
 
     def add(self, node: Node) -> str:
         """Append a node; return the name of its value."""
@@ -100,20 +99,17 @@ class Builder:
         weight = self.weight(f"{theirs}.weight", ours, size)
         if self.zero_centred:
             weight = each(weight, lambda rows: rows + np.float32(1))
-        return self.add(RMSNorm(ours, x, weight, float(self.config["rms_norm_eps"]), heads))
+        return self.add(RMSNorm(ours, x, weight, self.number("rms_norm_eps"), heads))
 
     def rope(self, theta: float, scaling: Mapping[str, Any] | None) -> RopeTable:
         """Return a table for this model's heads."""
-        size = self.config["head_dim"]
-        turned = int(size * self.config.get("partial_rotary_factor", 1.0))
+        size, key = self.size("head_dim"), "partial_rotary_factor"
+        turned = int(size * (self.number(key, most=1) if key in self.config else 1.0))
         return rope_table(theta, size, turned, scaling, self.checkpoint.path)
 
     def attention(self, at: str, x: str, *, bias: bool = False, head_norms: bool = False, **how: Unpack[_How]) -> str:
         """Rotary grouped-query attention, with its four projections; `how` is for `attend`."""
-        c = self.config
-        heads, kv_heads, size, hidden = (
-            c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"], c["hidden_size"],
-        )  # fmt: skip
+        (heads, kv_heads), size, hidden = self.heads(), self.size("head_dim"), self.size("hidden_size")
         q = self.linear(f"{at}.attention.q", x, f"{at}.self_attn.q_proj", heads * size, hidden, bias=bias)
         k = self.linear(f"{at}.attention.k", x, f"{at}.self_attn.k_proj", kv_heads * size, hidden, bias=bias)
         v = self.linear(f"{at}.attention.v", x, f"{at}.self_attn.v_proj", kv_heads * size, hidden, bias=bias)
@@ -133,18 +129,16 @@ class Builder:
           v: Values.
           how: Where a layer differs: its rotary `table`, the `window` it attends to, the `scale` of its scores.
         """
-        c = self.config
-        heads, kv_heads, size = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
-        table = how.get("table") or self.rope(c["rope_theta"], c.get("rope_scaling"))
+        (heads, kv_heads), size = self.heads(), self.size("head_dim")
+        table = how.get("table") or self.rope(self.config["rope_theta"], self.config.get("rope_scaling"))
         scale, window = how.get("scale", size**-0.5), how.get("window")
-        self.size("num_key_value_heads", divides="num_attention_heads")
         q = self.add(Rope(f"{at}.attention.q_turned", q, heads, table))
         k = self.add(Rope(f"{at}.attention.k_turned", k, kv_heads, table))
         return self.add(Attention(f"{at}.attention", q, k, v, heads, kv_heads, size, scale, window))
 
     def mlp(self, at: str, x: str) -> str:
         """The gated MLP."""
-        hidden, inner = self.config["hidden_size"], self.config["intermediate_size"]
+        hidden, inner = self.size("hidden_size"), self.size("intermediate_size")
         gate = self.linear(f"{at}.mlp.gate", x, f"{at}.mlp.gate_proj", inner, hidden)
         up = self.linear(f"{at}.mlp.up", x, f"{at}.mlp.up_proj", inner, hidden)
         y = self.add(GLU(f"{at}.mlp.gated", gate, up, self.activation))
@@ -152,10 +146,10 @@ class Builder:
 
     def wrong(self, what: str) -> CheckpointError:
         """Return the error of a configuration that no such model has."""
-        return CheckpointError(f"{self.checkpoint.path}: {what}", hint="the configuration is damaged")
+        return CheckpointError(f"{self._where}: {what}", hint="the file is damaged, or of a release not known here")
 
     def size(self, key: str, *, divides: str | None = None) -> int:
-        """Return a size of the configuration.
+        """Return a size of the configuration; every size that a family needs comes this way.
 
         Args:
           key: Of the size.
@@ -164,12 +158,26 @@ class Builder:
         Raises:
           CheckpointError: It is not there, is no size, or does not divide.
         """
-        value = self.config.get(key)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
-            raise self.wrong(f"`{key}` is {printable(value)}")
-        if divides and (whole := self.size(divides)) % value:
-            raise self.wrong(f"`{key}` is {value}, which does not divide `{divides}`, {whole}")
-        return value
+        found = values.size(self.config, key, self._where)
+        if divides and (whole := self.size(divides)) % found:
+            raise self.wrong(f"`{key}` is {found}, which does not divide `{divides}`, {whole}")
+        return found
+
+    def heads(self) -> tuple[int, int]:
+        """Return the heads of queries, and those of keys and values, each of which serves as many of queries.
+
+        Raises:
+          CheckpointError: One is no size, or they do not divide.
+        """
+        return self.size("num_attention_heads"), self.size("num_key_value_heads", divides="num_attention_heads")
+
+    def number(self, key: str, most: float = 1e12) -> float:
+        """Return a positive number of the configuration, at most `most`.
+
+        Raises:
+          CheckpointError: It is not there, or is none.
+        """
+        return values.number(self.config, key, self._where, most)
 
     def layer_kinds(self, known: Collection[str]) -> list[str]:
         """Return `layer_types`: the kind of each layer, all of them known.
@@ -177,10 +185,14 @@ class Builder:
         Raises:
           CheckpointError: It is no list of kinds, or not of as many as there are layers.
         """
-        kinds, layers = self.config.get("layer_types"), self.config["num_hidden_layers"]
-        if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in known for kind in kinds):
+        kinds, layers = self.config.get("layer_types"), self.size("num_hidden_layers")
+        if (
+            not isinstance(kinds, list)
+            or len(kinds) != layers
+            or not all(isinstance(kind, str) and kind in known for kind in kinds)
+        ):
             raise CheckpointError(
-                f"{self.checkpoint.path}: layer types {printable(kinds)} for {layers} layers",
+                f"{self._where}: layer types {values.printable(kinds)} for {layers} layers",
                 hint=f"one for each, known: {', '.join(known)}",
             )
         return kinds
@@ -193,11 +205,10 @@ class Builder:
           x: What enters the first layer.
           post_norms: What mixer and MLP add is normed too (Gemma's four norms a layer).
         """
-        c = self.config
-        hidden = c["hidden_size"]
+        hidden = self.size("hidden_size")
         # Of a layer with post-norms, `post_attention_layernorm` is the mixer's; else it is the one before the MLP.
         before_mlp = "pre_feedforward_layernorm" if post_norms else "post_attention_layernorm"
-        for layer in range(c["num_hidden_layers"]):
+        for layer in range(self.size("num_hidden_layers")):
             at = f"layers.{layer}"
             y = mixer(at, self.norm(f"{at}.mixer.norm", x, f"{at}.input_layernorm", hidden), layer)
             if post_norms:
@@ -211,14 +222,14 @@ class Builder:
         return self._frame()
 
     def _frame(self) -> Graph:
-        c = self.config
-        vocabulary, hidden = c["vocab_size"], c["hidden_size"]
+        vocabulary, hidden = self.size("vocab_size"), self.size("hidden_size")
         embedding = self.weight("embed_tokens.weight", "embedding", vocabulary, hidden)
         head = embedding
-        if not c["tie_word_embeddings"]:
+        if not self.config["tie_word_embeddings"]:
             head = replace(self.checkpoint.tensor("lm_head.weight", (vocabulary, hidden)), name="head")
-        facts: dict[str, Any] = {"layers": c["num_hidden_layers"], "hidden": hidden}
-        facts |= {"intermediate": c["intermediate_size"], "heads": c["num_attention_heads"]}
-        facts |= {"kv_heads": c["num_key_value_heads"], "head_dim": c["head_dim"], "vocabulary": vocabulary}
-        reach = c["max_position_embeddings"]
-        return Graph(str(c["model_type"]), tuple(self.nodes), embedding, head, hidden, reach, facts)
+        facts: dict[str, Any] = {"layers": self.size("num_hidden_layers"), "hidden": hidden}
+        facts |= {"intermediate": self.size("intermediate_size"), "heads": self.size("num_attention_heads")}
+        facts |= {"kv_heads": self.size("num_key_value_heads"), "head_dim": self.size("head_dim")}
+        facts |= {"vocabulary": vocabulary}
+        reach = self.size("max_position_embeddings")
+        return Graph(str(self.config["model_type"]), tuple(self.nodes), embedding, head, hidden, reach, facts)

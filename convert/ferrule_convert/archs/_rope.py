@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ferrule_runtime.errors import CheckpointError
 
 from ..graph import RopeTable
-from ..safetensors_file import printable
+from ..values import printable
 
 __all__ = ["rope_table"]
 
@@ -120,5 +120,12 @@ def rope_table(theta: float, size: int, turned: int, scaling: Mapping[str, Any] 
             f"{where}: its rotary embedding is scaled by `{printable(kind)}`, which is not supported",
             hint=f"supported: {', '.join(_KINDS)}",
         )
-    frequencies, magnitude = _KINDS[kind](plain, float(theta), _Scaling(scaling, where))
+    values = _Scaling(scaling, where)
+    try:
+        with np.errstate(all="ignore"):
+            frequencies, magnitude = _KINDS[kind](plain, float(theta), values)
+    except (OverflowError, ValueError) as error:
+        raise values.error(f"no angles follow from it: {error}") from None
+    if not np.isfinite(frequencies).all() or not math.isfinite(magnitude):
+        raise values.error("its angles are not finite")
     return RopeTable(tuple(frequencies.tolist()), magnitude)

@@ -105,5 +105,5 @@ def build(checkpoint: Checkpoint) -> Graph:
 
     # A node of its own: head and embedding are one table, which only the embedding's side scales. transformers
     # rounds the root to the weights' own format; in float32 it is this.
-    x = b.add(Scale("scaled", INPUT, math.sqrt(c["hidden_size"])))
+    x = b.add(Scale("scaled", INPUT, math.sqrt(b.size("hidden_size"))))
     return b.decoder(attention, x=x, post_norms=True)

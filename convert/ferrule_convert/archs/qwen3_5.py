@@ -27,7 +27,8 @@ Array = NDArray[np.float32]
 
 # Of the L2 norm of queries and keys in the delta rule.
 _L2_EPSILON = 1e-6
-
+# Value heads that share a key head: 1 to 4 in releases. Keys are repeated, so more would outgrow the file.
+_MOST_SHARED = 64
 
 _NAMES = {
     "post_attention_norm.weight": "post_attention_layernorm.weight",
@@ -123,10 +124,7 @@ GGUF = GgufNames(
 
 
 def _attention(b: Builder, at: str, x: str) -> str:
-    c = b.config
-    heads, kv_heads, size, hidden = (
-        c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"], c["hidden_size"],
-    )  # fmt: skip
+    (heads, kv_heads), size, hidden = b.heads(), b.size("head_dim"), b.size("hidden_size")
     both = b.weight(f"{at}.self_attn.q_proj.weight", f"{at}.attention.q", 2 * heads * size, hidden)
     rows = np.arange(2 * heads * size).reshape(heads, 2, size)
     q = b.add(Linear(f"{at}.attention.q", x, take(both, rows[:, 0].ravel(), f"{at}.attention.q")))
@@ -140,13 +138,12 @@ def _attention(b: Builder, at: str, x: str) -> str:
 
 
 def _delta_net(b: Builder, at: str, x: str) -> str:
-    c = b.config
-    hidden, kernel = c["hidden_size"], b.size("linear_conv_kernel_dim")
-    heads, key_heads = (
-        b.size("linear_num_value_heads"),
-        b.size("linear_num_key_heads", divides="linear_num_value_heads"),
-    )
+    hidden, kernel = b.size("hidden_size"), b.size("linear_conv_kernel_dim")
+    heads = b.size("linear_num_value_heads")
+    key_heads = b.size("linear_num_key_heads", divides="linear_num_value_heads")
     key, value = b.size("linear_key_head_dim"), b.size("linear_value_head_dim")
+    if heads > _MOST_SHARED * key_heads:
+        raise b.wrong(f"{heads} value heads share {key_heads} key heads")
     mine, theirs = f"{at}.delta", f"{at}.linear_attn"
     released = 2 * key_heads * key + heads * value
     both = b.weight(f"{theirs}.in_proj_qkv.weight", f"{mine}.qkv", released, hidden)
@@ -169,7 +166,7 @@ def _delta_net(b: Builder, at: str, x: str) -> str:
     y = b.add(DeltaNet(mine, q, k, v, decay, beta, heads, key, value))
     z = b.linear(f"{mine}.z", x, f"{theirs}.in_proj_z", heads * value, hidden)
     weight = b.weight(f"{theirs}.norm.weight", f"{mine}.norm", value)
-    y = b.add(RMSNorm(f"{mine}.norm", y, weight, float(c["rms_norm_eps"]), heads))
+    y = b.add(RMSNorm(f"{mine}.norm", y, weight, b.number("rms_norm_eps"), heads))
     y = b.add(GLU(f"{mine}.gated", z, y))
     return b.linear(f"{mine}.out", y, f"{theirs}.out_proj", hidden, heads * value)
 

@@ -16,7 +16,8 @@ from ferrule_runtime.errors import CheckpointError
 from ferrule_runtime.registry import load_module, module_names
 
 from ..graph import Weight
-from ..safetensors_file import Mapped, printable
+from ..safetensors_file import Mapped
+from ..values import printable
 
 __all__ = ["assembled", "container", "is_packed"]
 

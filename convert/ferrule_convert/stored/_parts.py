@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from ferrule_runtime.errors import CheckpointError
 
-from ..safetensors_file import Mapped, printable
+from ..safetensors_file import Mapped
+from ..values import printable
 
 __all__ = ["bad_setting", "flag", "group_size", "needed", "scales", "unlike", "words"]
 

@@ -20,8 +20,9 @@ from ferrule_runtime.errors import CheckpointError
 from ferrule_runtime.head import unpack
 
 from ..graph import Integers, Weight
-from ..safetensors_file import Mapped, printable
+from ..safetensors_file import Mapped
 from ..schemes import Packed, Scheme, pack
+from ..values import printable
 from ._parts import bad_setting, flag, group_size, needed, scales, unlike, words
 
 __all__ = ["PARTS", "Settings", "matrix", "settings"]

@@ -1,0 +1,73 @@
+"""Values that files state, checked before they are used or shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ferrule_runtime.errors import CheckpointError
+
+__all__ = ["number", "printable", "size", "unique_pairs"]
+
+# Larger sizes are damage, not models.
+_MOST = 2**31 - 1
+
+
+def printable(value: object) -> str:
+    """Return what a file says, short and without anything that a terminal would obey."""
+    text = str(value)
+    text = text if text.isprintable() else ascii(text)[1:-1]
+    return text if len(text) <= 120 else f"{text[:120]}…"
+
+
+def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object out of JSON's pairs, as `object_pairs_hook`.
+
+    Raises:
+      ValueError: A name stands in it twice.
+    """
+    result: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in result:
+            raise ValueError(f"`{printable(name)}` stands in it twice")
+        result[name] = value
+    return result
+
+
+def _stated(config: Mapping[str, Any], key: str, where: str, kinds: tuple[type, ...], most: float) -> Any:
+    value = config.get(key)
+    if value is None:
+        raise CheckpointError(f"{where}: no `{key}`", hint="the file is incomplete, or of a release not known here")
+    known = isinstance(value, kinds) and not isinstance(value, bool)
+    if not known or not 0 < value <= most:
+        raise CheckpointError(f"{where}: `{key}` is {printable(value)}", hint="the file is damaged; fetch it again")
+    return value
+
+
+def size(config: Mapping[str, Any], key: str, where: str) -> int:
+    """Return a size that a configuration states: a whole number from 1 to 2^31 - 1.
+
+    Args:
+      config: Keys and values.
+      key: Of the size.
+      where: For messages: the file.
+
+    Raises:
+      CheckpointError: It is not there, or is none.
+    """
+    return int(_stated(config, key, where, (int,), _MOST))
+
+
+def number(config: Mapping[str, Any], key: str, where: str, most: float = _MOST) -> float:
+    """Return a positive number that a configuration states, at most `most`.
+
+    Args:
+      config: Keys and values.
+      key: Of the number.
+      where: For messages: the file.
+      most: A larger one is refused.
+
+    Raises:
+      CheckpointError: It is not there, or is none.
+    """
+    return float(_stated(config, key, where, (int, float), most))
