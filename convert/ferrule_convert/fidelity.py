@@ -92,7 +92,9 @@ def wilson(successes: int, count: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def fidelity_windows(tokenizer_json: str, context: int, parameters: int) -> list[list[int]]:
+def fidelity_windows(
+    tokenizer_json: str, context: int, parameters: int, vocabulary: int | None = None
+) -> list[list[int]]:
     """Return the owned text in conversations that each start from an empty state.
 
     A large model gets every other window, or fewer: what the text costs grows with the model, and what it says does
@@ -102,12 +104,16 @@ def fidelity_windows(tokenizer_json: str, context: int, parameters: int) -> list
       tokenizer_json: The tokenizer.
       context: Positions of the bundle; no window is longer.
       parameters: Of the model.
+      vocabulary: Rows of its embedding, below which the tokenizer's ids must lie; None does not ask.
 
     Returns:
       Token ids by window.
+
+    Raises:
+      CheckpointError: It is no tokenizer, has ids beyond the vocabulary, or fails on the text.
     """
     text = (resources.files("ferrule_convert.texts") / "fidelity.txt").read_text(encoding="utf-8")
-    tokens = encode(load_tokenizer(tokenizer_json, "checkpoint"), text, "checkpoint")
+    tokens = encode(load_tokenizer(tokenizer_json, "checkpoint", vocabulary), text, "checkpoint")
     size = min(WINDOW, context)
     every = [tokens[start : start + size] for start in range(0, len(tokens), size)]
     kept = max(-(-_FEWEST // size), _WORK // (parameters * size))

@@ -8,7 +8,7 @@ from typing import Any
 
 from ferrule_runtime.errors import CheckpointError
 
-from .values import printable
+from .values import number, printable, size
 
 __all__ = ["Metadata", "rope"]
 
@@ -46,11 +46,9 @@ class Metadata:
         return self.meta.get(self.name(key), default)
 
     def error(self, key: str) -> CheckpointError:
-        """Return the error for a value that cannot be."""
-        value = self.get(key)
-        if value is None:
-            return CheckpointError(f"{self.path}: no `{self.name(key)}` in its metadata", hint="fetch the file again")
-        return CheckpointError(f"{self.path}: `{self.name(key)}` is {printable(value)}", hint="fetch the file again")
+        """Return the error for a value that is there and cannot be."""
+        found = printable(self.get(key))
+        return CheckpointError(f"{self.path}: `{self.name(key)}` is {found}", hint="fetch the file again")
 
     def whole(self, key: str, default: int | None = None, least: int = 1) -> int:
         """Return a whole number.
@@ -58,10 +56,9 @@ class Metadata:
         Raises:
           CheckpointError: It is none, or too small; or missing where there is no default.
         """
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 31:
-            raise self.error(key)
-        return value
+        if default is not None and self.get(key) is None:
+            return default
+        return size(self.meta, self.name(key), str(self.path), least)
 
     def number(self, key: str) -> float:
         """Return a positive number.
@@ -69,10 +66,7 @@ class Metadata:
         Raises:
           CheckpointError: It is none, or missing.
         """
-        value = self.get(key)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1 << 31:
-            raise self.error(key)
-        return float(value)
+        return number(self.meta, self.name(key), str(self.path))
 
     def flags(self, key: str, count: int) -> list[bool] | None:
         """Return one flag for each of so many layers, or None where the file has none.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ferrule_runtime.errors import CheckpointError
 
 from .gguf_config import Metadata
 from .graph import Weight
@@ -34,6 +37,9 @@ LAYER = {
     "ffn_down.weight": "mlp.down_proj.weight",
 }
 
+# Of a layer; in any other spelling it would be a second tensor of the same name.
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
+
 Config = Mapping[str, Any]
 # Given a tensor's name in the release behind `model.` and `layers.N.`, its rows and the configuration: where each of
 # the release's rows stands in the file; None where they stand in order.
@@ -45,15 +51,19 @@ def interleaved(heads: Mapping[str, str]) -> Order:
 
     Args:
       heads: By tensor, the configuration's key for the number of its heads.
+
+    The order raises CheckpointError where the rows are not so many heads of two halves.
     """
 
     def order(name: str, rows: int, config: Config) -> NDArray[np.int64] | None:
         if name not in heads:
             return None
         count = config[heads[name]]
-        # What has another number of rows than its configuration says is refused when it is built.
         if rows % (2 * count):
-            return None
+            raise CheckpointError(
+                f"`{name}` has {rows} rows, its configuration says {count} heads",
+                hint="weights and configuration are of different models",
+            )
         size = rows // count
         return np.arange(rows).reshape(count, size // 2, 2).swapaxes(1, 2).reshape(rows)
 
@@ -93,6 +103,6 @@ class GgufNames:
         """Return a tensor's layer, and its name inside it; no layer where it is in none."""
         block, _, rest = name.partition(".")
         number, _, rest = rest.partition(".")
-        if block != "blk" or not (number.isascii() and number.isdigit()):
+        if block != "blk" or not _NUMBER.fullmatch(number):
             return None, name
         return int(number), rest

@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from ferrule_runtime.errors import CheckpointError
+from ferrule_runtime.tokenizer import library_faults
 
 from .values import printable
 
@@ -72,11 +73,11 @@ def _byte_level(tokens: list[str], meta: Mapping[str, Any], path: Path) -> Token
             hint=f"known: {', '.join(sorted(_PRE))}; guessing would give other tokens",
         )
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    try:
+    with library_faults(
+        CheckpointError, f"{path}: its tokenizer's merges do not fit its tokens", "fetch the file again"
+    ):
         pairs = [(left, right) for left, right in (merge.split(" ", 1) for merge in merges)]
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre in _WHOLE_FIRST))
-    except Exception as error:  # the library raises bare Exceptions for merges outside the vocabulary
-        raise CheckpointError(f"{path}: its tokenizer's merges do not fit its tokens: {error}") from None
     if pre in _COMPOSED:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _PRE[pre]()

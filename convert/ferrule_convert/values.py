@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ferrule_runtime.errors import CheckpointError
@@ -34,28 +34,30 @@ def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _stated(config: Mapping[str, Any], key: str, where: str, kinds: tuple[type, ...], most: float) -> Any:
+def _stated(
+    config: Mapping[str, Any], key: str, where: str, kinds: tuple[type, ...], fits: Callable[[Any], bool]
+) -> Any:
     value = config.get(key)
     if value is None:
         raise CheckpointError(f"{where}: no `{key}`", hint="the file is incomplete, or of a release not known here")
-    known = isinstance(value, kinds) and not isinstance(value, bool)
-    if not known or not 0 < value <= most:
+    if isinstance(value, bool) or not isinstance(value, kinds) or not fits(value):
         raise CheckpointError(f"{where}: `{key}` is {printable(value)}", hint="the file is damaged; fetch it again")
     return value
 
 
-def size(config: Mapping[str, Any], key: str, where: str) -> int:
-    """Return a size that a configuration states: a whole number from 1 to 2^31 - 1.
+def size(config: Mapping[str, Any], key: str, where: str, least: int = 1) -> int:
+    """Return a size that a configuration states: a whole number up to 2^31 - 1.
 
     Args:
       config: Keys and values.
       key: Of the size.
       where: For messages: the file.
+      least: A smaller one is refused.
 
     Raises:
       CheckpointError: It is not there, or is none.
     """
-    return int(_stated(config, key, where, (int,), _MOST))
+    return int(_stated(config, key, where, (int,), lambda value: least <= value <= _MOST))
 
 
 def number(config: Mapping[str, Any], key: str, where: str, most: float = _MOST) -> float:
@@ -70,4 +72,4 @@ def number(config: Mapping[str, Any], key: str, where: str, most: float = _MOST)
     Raises:
       CheckpointError: It is not there, or is none.
     """
-    return float(_stated(config, key, where, (int, float), most))
+    return float(_stated(config, key, where, (int, float), lambda value: 0 < value <= most))

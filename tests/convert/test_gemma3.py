@@ -176,6 +176,7 @@ def test_any_value_in_any_place_is_taken_or_refused_with_a_reason(
         ({"layer_types": [["full_attention"]] * 3}, "for 3 layers"),
         ({"layer_types": None, "sliding_window_pattern": 0}, "`sliding_window_pattern` is 0"),
         ({"rope_local_base_freq": 0.5}, "a base of 0.5"),
+        ({"head_dim": 1 << 29}, "536870912 of a head's 536870912 features"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "scaled by `longrope`"),
         (
             {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ferrule_convert.archs import build
 from ferrule_convert.checkpoint import open_checkpoint
+from ferrule_convert.gguf_names import interleaved
 from ferrule_runtime.errors import CheckpointError, FerruleError
 
 
@@ -99,6 +100,7 @@ def test_an_untied_head_is_its_own_weight(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
+        ({"change": {"tokenizer.ggml.merges": ["\x1b \x1b"]}}, r"merges do not fit its tokens: .*\\x1b"),
         ({"leave_out": "blk.1.attn_v.weight"}, "no tensor `model.layers.1.self_attn.v_proj.weight`"),
         ({"leave_out": "output_norm.weight"}, "no tensor `model.norm.weight`"),
         ({"leave_out": "tokenizer.ggml.tokens"}, "no tokenizer"),
@@ -153,6 +155,23 @@ def test_an_unknown_tensor_is_refused_and_not_dropped(tmp_path: Path, tiny: Tiny
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match=r"blk\.1\.ffn_uq\.weight"):
         open_checkpoint(path)
+
+
+@pytest.mark.parametrize("number", ["00", "٠", "9" * 5000])
+def test_a_layer_whose_number_is_spelled_otherwise_is_refused_and_not_taken_for_another(
+    tmp_path: Path, number: str
+) -> None:
+    extra = {f"blk.{number}.ffn_up.weight": np.ones((128, 64), dtype=np.float32)}
+    path = write_tiny(tmp_path / "m.gguf", tensors=extra).path
+    with pytest.raises(CheckpointError, match="is not one that a llama model has"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize("rows", [60, 6])
+def test_heads_that_have_no_two_halves_are_refused(rows: int) -> None:
+    order = interleaved({"self_attn.q_proj.weight": "num_attention_heads"})
+    with pytest.raises(CheckpointError, match=f"`self_attn.q_proj.weight` has {rows} rows, .* says 4 heads"):
+        order("self_attn.q_proj.weight", rows, {"num_attention_heads": 4})
 
 
 def test_an_unknown_tensor_type_is_refused(tmp_path: Path, tiny: Tiny) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from checkpoints import Tiny, write_tiny
 from folders import write_qwen35
+from tokenizers import Tokenizer
 
 from ferrule_convert.archs import build
 from ferrule_convert.check import measure_fidelity
@@ -223,6 +224,16 @@ def test_a_name_that_cannot_be_is_an_error(tiny: Tiny, tmp_path: Path, name: str
     with pytest.raises(BundleError, match="cannot be written"):
         make(tiny, tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_bundle_is_not_compared_by_a_tokenizer_with_more_ids_than_the_model(tiny: Tiny, tmp_path: Path) -> None:
+    bundle = make(tiny, tmp_path / "b", options=Options(fidelity=False))
+    checkpoint = open_checkpoint(tiny.path)
+    tokenizer = Tokenizer.from_str(checkpoint.tokenizer_json)
+    tokenizer.add_tokens(["agent"])
+    more = replace(checkpoint, tokenizer_json=tokenizer.to_str())
+    with pytest.raises(CheckpointError, match="gives `agent` the id 268, its configuration has 268 ids"):
+        measure_fidelity(bundle, more, build(checkpoint), lambda text: None)
 
 
 def test_a_bundle_is_not_compared_with_a_model_of_another_vocabulary(tiny: Tiny, tmp_path: Path) -> None:

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from ferrule_runtime.errors import CheckpointError
 
 from ..graph import RopeTable
-from ..values import printable
+from ..values import number, printable
 
 __all__ = ["rope_table"]
 
 Array = NDArray[np.float64]
 
-# Larger values are damage, not models.
-_MOST = 2**31
+# More features of a head, and larger divisors, are damage, not models.
+_MOST_TURNED, _MOST = 1 << 16, 2**31
 
 
 class _Scaling:
@@ -31,19 +31,16 @@ class _Scaling:
 
     def __init__(self, values: Mapping[str, Any], where: Path) -> None:
         self.values = values
-        self.where = where
+        self.where = f"{where}: `rope_scaling`"
 
     def error(self, what: str) -> CheckpointError:
-        return CheckpointError(f"{self.where}: `rope_scaling`: {what}", hint="fetch the file again")
+        return CheckpointError(f"{self.where}: {what}", hint="fetch the file again")
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a positive number; a default stands for one that is not there."""
-        value = self.values.get(key)
-        if value is None and default is not None:
+        if default is not None and self.values.get(key) is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _MOST:
-            raise self.error(f"`{key}` is {printable(value)}")
-        return float(value)
+        return number(self.values, key, self.where)
 
 
 def _linear(plain: Array, theta: float, scaling: _Scaling) -> tuple[Array, float]:
@@ -108,7 +105,7 @@ def rope_table(theta: float, size: int, turned: int, scaling: Mapping[str, Any] 
     """
     if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not 1 < theta <= _MOST:
         raise CheckpointError(f"{where}: a base of {printable(theta)} turns its heads", hint="fetch the file again")
-    if turned % 2 or not 2 <= turned <= size:
+    if turned % 2 or not 2 <= turned <= min(size, _MOST_TURNED):
         raise CheckpointError(f"{where}: {turned} of a head's {size} features are turned", hint="fetch the file again")
     pairs = turned // 2
     plain = float(theta) ** (-np.arange(pairs, dtype=np.float64) / pairs)
