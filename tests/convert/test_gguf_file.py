@@ -118,6 +118,13 @@ def test_what_is_missing_or_wrong_is_named(tmp_path: Path, broken: dict, says: s
         build(open_checkpoint(path))
 
 
+def test_tokens_that_cannot_be_printed_are_not_when_they_are_named(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", change={"tokenizer.ggml.merges": ["\x1b \x03"]}).path
+    with pytest.raises(CheckpointError, match="merges do not fit its tokens") as caught:
+        open_checkpoint(path)
+    assert str(caught.value).isprintable()
+
+
 def test_weights_that_are_not_finite_are_named_and_counted_when_read(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", poison="blk.0.ffn_up.weight").path
     weight = open_checkpoint(path).tensors["model.layers.0.mlp.up_proj.weight"]
