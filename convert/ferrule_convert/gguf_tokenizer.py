@@ -22,6 +22,8 @@ _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
 # Of a SentencePiece token, which is cut at every letter to find what makes it; Gemma's longest have some hundred.
 _MOST_LETTERS = 1024
 
+_FETCH = "fetch the file again"
+
 # How text is cut before merging, by `tokenizer.ggml.pre` (llama.cpp's src/llama-vocab.cpp; each model's own release).
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -59,23 +61,21 @@ _WHOLE_FIRST = ("llama-bpe",)
 def _listed(value: Any, key: str, what: type, path: Path) -> None:
     """Refuse what is there, but is no list of such values."""
     if value is not None and not (isinstance(value, list) and all(isinstance(one, what) for one in value)):
-        raise CheckpointError(f"{path}: `tokenizer.ggml.{key}` is {printable(value)}", hint="fetch the file again")
+        raise CheckpointError(f"{path}: `tokenizer.ggml.{key}` is {printable(value)}", hint=_FETCH)
 
 
 def _byte_level(tokens: list[str], meta: Mapping[str, Any], path: Path) -> Tokenizer:
     merges, pre = meta.get("tokenizer.ggml.merges"), meta.get("tokenizer.ggml.pre")
     _listed(merges, "merges", str, path)
     if merges is None:
-        raise CheckpointError(f"{path}: no merges of its tokenizer in its metadata", hint="fetch the file again")
+        raise CheckpointError(f"{path}: no merges of its tokenizer in its metadata", hint=_FETCH)
     if not isinstance(pre, str) or pre not in _PRE:
         raise CheckpointError(
             f"{path}: text-cutting rule `{printable(pre)}` of its tokenizer is not known",
             hint=f"known: {', '.join(sorted(_PRE))}; guessing would give other tokens",
         )
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    with library_faults(
-        CheckpointError, f"{path}: its tokenizer's merges do not fit its tokens", "fetch the file again"
-    ):
+    with library_faults(CheckpointError, f"{path}: its tokenizer's merges do not fit its tokens", _FETCH):
         pairs = [(left, right) for left, right in (merge.split(" ", 1) for merge in merges)]
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre in _WHOLE_FIRST))
     if pre in _COMPOSED:
@@ -153,14 +153,19 @@ def tokenizer_json(meta: Mapping[str, Any], path: Path) -> str:
             hint="byte-level BPE (`gpt2`) and SentencePiece (`llama`) are",
         )
     if len(set(tokens)) != len(tokens):
-        raise CheckpointError(f"{path}: its tokenizer lists a token twice", hint="fetch the file again")
+        raise CheckpointError(f"{path}: its tokenizer lists a token twice", hint=_FETCH)
     types = types or [_NORMAL] * len(tokens)
     if len(types) != len(tokens):
-        raise CheckpointError(f"{path}: {len(types)} types of {len(tokens)} tokens", hint="fetch the file again")
+        raise CheckpointError(f"{path}: {len(types)} types of {len(tokens)} tokens", hint=_FETCH)
+    with library_faults(CheckpointError, f"{path}: its tokenizer cannot be built", _FETCH):
+        return _built(str(kind), tokens, types, meta, path)
+
+
+def _built(kind: str, tokens: list[str], types: list[int], meta: Mapping[str, Any], path: Path) -> str:
     tokenizer = _byte_level(tokens, meta, path) if kind == "gpt2" else _sentencepiece(tokens, types, meta, path)
-    added = [(token, kind) for token, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
     # Of both kinds, and found in text as they stand: the longest first where several begin at one place.
-    for special, kind in ((True, _CONTROL), (False, _USER_DEFINED)):
-        entries = [AddedToken(token, special=special, normalized=False) for token, one in added if one == kind]
+    for special, wanted in ((True, _CONTROL), (False, _USER_DEFINED)):
+        added = [token for token, one in zip(tokens, types, strict=True) if one == wanted]
+        entries = [AddedToken(token, special=special, normalized=False) for token in added]
         (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(entries)
     return str(tokenizer.to_str())

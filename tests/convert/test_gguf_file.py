@@ -100,7 +100,6 @@ def test_an_untied_head_is_its_own_weight(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
-        ({"change": {"tokenizer.ggml.merges": ["\x1b \x1b"]}}, r"merges do not fit its tokens: .*\\x1b"),
         ({"leave_out": "blk.1.attn_v.weight"}, "no tensor `model.layers.1.self_attn.v_proj.weight`"),
         ({"leave_out": "output_norm.weight"}, "no tensor `model.norm.weight`"),
         ({"leave_out": "tokenizer.ggml.tokens"}, "no tokenizer"),
@@ -118,6 +117,13 @@ def test_what_is_missing_or_wrong_is_named(tmp_path: Path, broken: dict, says: s
     path = write_tiny(tmp_path / "m.gguf", **broken).path
     with pytest.raises(CheckpointError, match=says.replace("(", r"\(")):
         build(open_checkpoint(path))
+
+
+def test_tokens_that_cannot_be_printed_are_not_when_they_are_named(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", change={"tokenizer.ggml.merges": ["\x1b \x03"]}).path
+    with pytest.raises(CheckpointError, match="merges do not fit its tokens") as caught:
+        open_checkpoint(path)
+    assert str(caught.value).isprintable()
 
 
 def test_weights_that_are_not_finite_are_named_and_counted_when_read(tmp_path: Path) -> None:
