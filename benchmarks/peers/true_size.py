@@ -166,6 +166,7 @@ def main() -> None:
         os.environ["FERRULE_STATE"] = str(out / "state")
         result = compare(out, tokenizer, options.rounds)
     if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 

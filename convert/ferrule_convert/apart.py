@@ -7,21 +7,13 @@ import pickle
 import resource
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar, cast
 
-import numpy as np
-from numpy.typing import NDArray
+from ferrule_runtime.errors import FerruleError
 
-from ferrule_runtime.errors import EngineError, FerruleError
-
-__all__ = ["Limits", "apart", "within", "worker"]
-
-# Longest that a worker may take: minutes are usual on a slow machine, hours are not.
-_TIMEOUT_S = 3600
+__all__ = ["Limits", "apart", "within"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -34,10 +26,12 @@ class Limits:
     Attributes:
       seconds: Until it is killed. Tokenizer and grammars of a 248k vocabulary take some seconds.
       memory: Bytes of its own (RLIMIT_DATA), beyond which allocating fails. The same vocabulary takes 350 MB.
+      environment: Variables besides this process's own.
     """
 
     seconds: float = 600
     memory: int = 4 << 30
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def within(limits: Limits, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -54,6 +48,7 @@ def within(limits: Limits, function: Callable[_P, _R], *args: _P.args, **kwargs:
         done = subprocess.run(
             [sys.executable, "-m", __name__],
             input=work,
+            env={**os.environ, **limits.environment},
             capture_output=True,
             timeout=limits.seconds,
             start_new_session=True,
@@ -85,49 +80,6 @@ def apart(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R
       FerruleError: What the function raised, or the process died or took too long.
     """
     return within(Limits(), function, *args, **kwargs)
-
-
-def worker(
-    module: str,
-    what: str,
-    given: NDArray[Any],
-    arguments: Sequence[object],
-    environment: Mapping[str, str] | None = None,
-) -> NDArray[np.float32]:
-    """Run a worker module of this package, which turns one file of numbers into another, as a process of its own.
-
-    Args:
-      module: Run as `python -m ferrule_convert.MODULE IN.npy OUT.npy ARGUMENTS...`.
-      what: It does, for messages.
-      given: What it reads from IN.npy.
-      arguments: The rest of its command line.
-      environment: Variables of its own.
-
-    Returns:
-      What it wrote to OUT.npy.
-
-    Raises:
-      EngineError: It failed, was killed, or took longer than an hour.
-    """
-    with tempfile.TemporaryDirectory(prefix="ferrule-") as scratch:
-        entering, leaving = Path(scratch) / "in.npy", Path(scratch) / "out.npy"
-        np.save(entering, given)
-        command = [sys.executable, "-m", f"ferrule_convert.{module}", str(entering), str(leaving), *map(str, arguments)]
-        try:
-            done = subprocess.run(
-                command, env={**os.environ, **(environment or {})}, capture_output=True, text=True,
-                timeout=_TIMEOUT_S, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise EngineError(f"{what} took longer than {_TIMEOUT_S} s") from None
-        if done.returncode:
-            reason = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-            raise EngineError(
-                f"{what} cannot be run here: {reason[0].removeprefix('error: ')}",
-                hint="was the process killed for memory? give it more, or use a smaller model",
-            )
-        result: NDArray[np.float32] = np.load(leaving)
-        return result
 
 
 def _answer() -> None:

@@ -15,7 +15,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from .apart import worker
+from ferrule_runtime.errors import EngineError, FerruleError
+
+from .apart import Limits, within
+from .block_worker import run_block
 from .graph import INPUT, Add, Graph, Node
 
 __all__ = ["Block", "plan_blocks", "stream"]
@@ -24,6 +27,8 @@ Array = NDArray[np.float32]
 
 # Weights of one block: large enough to be few processes, small beside what else a conversion holds.
 _BLOCK_BYTES = 96 << 20
+# Of the process of a block: minutes are usual on a slow machine, hours are not.
+_LIMITS = Limits(seconds=3600, memory=16 << 30)
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,6 @@ def stream(
       EngineError: A block could not be loaded or executed.
     """
     whole = onnx.load(model, load_external_data=False)
-    lengths = [len(rows) for rows in conversations]
     given = list(conversations)
     for number, block in enumerate(blocks):
         # The last node's value is called `hidden` at the end of the exported graph.
@@ -121,10 +125,12 @@ def stream(
         part = model.with_name(f".block-{number}.onnx")
         try:
             part.write_bytes(_extract(whole, block.start, stop).SerializeToString())
-            what = f"layers up to `{block.stop}`"
-            taken = worker("block_worker", what, np.concatenate(given), [part, threads, *lengths])
+            taken = within(_LIMITS, run_block, part, given, threads)
+        except FerruleError as error:
+            raise EngineError(
+                f"layers up to `{block.stop}` cannot be run here: {error}", hint=error.hint or "use a smaller model"
+            ) from None
         finally:
             part.unlink(missing_ok=True)
-        split = np.split(taken, np.cumsum(lengths)[:-1])
-        yield block, given, split
-        given = split
+        yield block, given, taken
+        given = taken

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -16,18 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrule_runtime.errors import BundleError
-from ferrule_runtime.probe import machine
 
 from .abreast import abreast
-from .apart import worker
-from .cache import cache_folder
-from .checkpoint import Checkpoint
 from .graph import Graph
 from .interpret import head_logits
 from .tokenizer import encode
 from .tokenizer import load as load_tokenizer
 
-__all__ = ["Fidelity", "compare", "fidelity_windows", "reference_hidden", "wilson"]
+__all__ = ["Fidelity", "compare", "digest", "fidelity_windows", "wilson"]
 
 Array = NDArray[np.float32]
 # Gives logits [n, ids] of hidden states [n, hidden].
@@ -43,9 +37,6 @@ _AT_ONCE = 128
 _WORK = 800_000_000_000
 # Positions that a comparison has at least.
 _FEWEST = 1024
-_VERSION = "3"
-# What OpenBLAS's kernels for Skylake-X are compiled for.
-_AVX512 = {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"}
 
 
 @dataclass(frozen=True)
@@ -116,50 +107,9 @@ def fidelity_windows(tokenizer_json: str, context: int, parameters: int) -> list
     return [every[index * len(every) // kept] for index in range(kept)]
 
 
-def _digest(text: Sequence[Sequence[int]]) -> str:
+def digest(text: Sequence[Sequence[int]]) -> str:
+    """Return the identity of a text: the SHA-256 of its tokens and how they are cut."""
     return hashlib.sha256(json.dumps([list(window) for window in text]).encode()).hexdigest()
-
-
-def reference_hidden(identity: str, checkpoint: Checkpoint, text: Sequence[Sequence[int]]) -> Array:
-    """Return the float model's hidden states over a text, [tokens, hidden]; computed once, then cached.
-
-    Args:
-      identity: The checkpoint's `sha256()`, which names the cached file.
-      checkpoint: The model.
-      text: Token ids by window.
-
-    Raises:
-      EngineError: It cannot be computed here.
-    """
-    key = hashlib.sha256(f"{_VERSION} {identity} {_digest(text)}".encode()).hexdigest()
-    path = cache_folder() / "reference" / f"{key}.npy"
-    shape = (sum(map(len, text)), checkpoint.config["hidden_size"])
-    try:
-        known: Array = np.load(path)
-        if known.shape == shape and known.dtype == np.float32 and np.isfinite(known).all():
-            return known
-    except (OSError, ValueError, EOFError):
-        pass  # not there, or damaged: compute it
-    lora = checkpoint.lora.absolute() if checkpoint.lora else ""
-    arguments = [checkpoint.path.absolute(), lora, *map(len, text)]
-    hidden = worker("reference_worker", "the float model", np.concatenate(text), arguments, _fast_products())
-    beside = path.with_suffix(f".{os.getpid()}.npy")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(beside, hidden)
-        beside.replace(path)
-    except OSError:
-        pass  # a cache that cannot be written costs time, nothing else
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-    return hidden
-
-
-def _fast_products() -> dict[str, str]:
-    """Return what makes numpy's OpenBLAS use the AVX-512 that it does not expect of AMD: 400 GFLOP/s against 170."""
-    known = "OPENBLAS_CORETYPE" in os.environ or not set(machine().features or ()) >= _AVX512
-    return {} if known else {"OPENBLAS_CORETYPE": "SkylakeX"}
 
 
 class _Logits:
@@ -260,5 +210,5 @@ def compare(
         top1_clear=float(same[~near].mean()) if (~near).any() else 1.0,
         perplexity=math.exp(float((ours.log_sum - ours.following)[known].mean())),
         perplexity_float=math.exp(float((theirs.log_sum - theirs.following)[known].mean())),
-        text=_digest(text),
+        text=digest(text),
     )

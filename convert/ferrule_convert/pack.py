@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -174,6 +175,8 @@ def convert(
       BundleError: The disk is full, or the gate failed.
     """
     _refuse_taken(out)
+    if options.max_kl is not None and not options.fidelity:
+        raise UsageError("--max-kl needs the fidelity check", hint="leave --no-fidelity out")
     form = target.forms[0]
     plain = build(checkpoint)
     graph = apply(plain, recipe)
@@ -188,23 +191,25 @@ def convert(
     with _beside(out) as folder:
         tokenizer = folder / "tokenizer.json"
         tokenizer.write_text(checkpoint.tokenizer_json, encoding="utf-8")
-        progress("checking template and tool calls")
-        # Without the tensors, which know where they lie but cannot be sent.
-        sent = replace(checkpoint, tensors={})
-        rows = graph.head.shape[0]
-        rehearsed = apart(rehearse, sent, options.dialect, tokenizer, rows, context, plain.parameters)
-        chat = rehearsed.chat
-        progress(f"writing {human(_bits_per_weight(graph) / 8 * graph.parameters)} of weights as {recipe.name}")
+        weights = human(_bits_per_weight(graph) / 8 * graph.parameters)
+        progress(f"writing {weights} of weights as {recipe.name}, checking template and tool calls")
         for line in matrices.lines():
             progress(line)
-        exported = export(form, graph, folder, context, target.accuracy_level)
+        with ThreadPoolExecutor(2) as pool:
+            # Both take one core for seconds. Sent without the tensors, which know where they lie but cannot be sent.
+            sent, rows = replace(checkpoint, tensors={}), graph.head.shape[0]
+            talk = pool.submit(apart, rehearse, sent, options.dialect, tokenizer, rows, context, plain.parameters)
+            identity = pool.submit(checkpoint.sha256)
+            exported = export(form, graph, folder, context, target.accuracy_level)
+            rehearsed = talk.result()
+        chat = rehearsed.chat
         (folder / "template.jinja").write_text(chat.template, encoding="utf-8")
         manifest = Manifest(
             name=f"{out.name}",
             checkpoint={
                 "name": checkpoint.name,
                 "file": checkpoint.path.name,
-                "sha256": checkpoint.sha256(),
+                "sha256": identity.result(),
                 "stored": checkpoint.stored,
                 "licence": checkpoint.licence,
                 "parameters": plain.parameters,
@@ -231,21 +236,15 @@ def convert(
         names = [*exported.files, "tokenizer.json", "template.jinja"]
         # The gate reads the parts by their names; they are hashed once, when all are there.
         manifest = replace(manifest, files={name: File(0, "") for name in names})
-        checked = gate(Bundle(folder, manifest, ""), checkpoint, plain, graph, rehearsed, options.fidelity, progress)
-        if options.max_kl is not None:
-            _within(checked.fidelity, options.max_kl)
+        checked = gate(Bundle(folder, manifest, ""), checkpoint, graph, rehearsed, options.fidelity, progress)
+        if options.max_kl is not None and checked.fidelity["kl"] > options.max_kl:
+            raise BundleError(
+                f"mean KL to the float model is {checked.fidelity['kl']:.4f}, --max-kl allows {options.max_kl:.4f}",
+                hint="use more bits",
+            )
         manifest = replace(manifest, fidelity=checked.fidelity, files=_hashed(folder, [*names, *checked.files]))
         (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
     return Bundle(out, manifest, file_sha256(out / MANIFEST))
-
-
-def _within(fidelity: dict[str, Any], max_kl: float) -> None:
-    if "kl" not in fidelity:
-        raise UsageError("--max-kl needs the fidelity check", hint="leave --no-fidelity out")
-    if fidelity["kl"] > max_kl:
-        raise BundleError(
-            f"mean KL to the float model is {fidelity['kl']:.4f}, --max-kl allows {max_kl:.4f}", hint="use more bits"
-        )
 
 
 def _hashed(folder: Path, names: list[str]) -> dict[str, File]:

@@ -207,7 +207,7 @@ def record(cases: Sequence[Case], logits: Sequence[NDArray[np.float32]], noise: 
     Args:
       cases: From `golden_cases`.
       logits: By case, [tokens of the call, vocabulary].
-      noise: The largest difference of a logit between this engine and the graph it was made from.
+      noise: How far one token's lead over another may differ between this engine and the graph it was made from.
 
     Returns:
       The contents of `golden.json`.

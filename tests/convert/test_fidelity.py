@@ -1,17 +1,14 @@
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from checkpoints import Tiny
 
-from ferrule_convert import fidelity
 from ferrule_convert.archs import build
 from ferrule_convert.checkpoint import open_checkpoint
-from ferrule_convert.fidelity import NEAR_TIE, WINDOW, compare, fidelity_windows, reference_hidden, wilson
+from ferrule_convert.fidelity import NEAR_TIE, WINDOW, compare, fidelity_windows, wilson
 from ferrule_convert.interpret import head_logits, interpret
-from ferrule_runtime.errors import BundleError, EngineError
+from ferrule_runtime.errors import BundleError
 
 
 def test_the_owned_text_has_enough_positions_for_a_real_vocabulary(tiny: Tiny) -> None:
@@ -46,7 +43,7 @@ def test_figures_equal_their_definitions_computed_plainly(tiny: Tiny) -> None:
     graph = build(checkpoint)
     tokens = np.random.default_rng(1).integers(3, 250, WINDOW + 90).tolist()
     windows = [tokens[:WINDOW], tokens[WINDOW:]]
-    hidden = reference_hidden(checkpoint.sha256(), checkpoint, windows)
+    hidden = np.concatenate([interpret(graph, window) for window in windows])
     rng = np.random.default_rng(2)
     moved = hidden + rng.standard_normal(hidden.shape).astype(np.float32) * 0.1
 
@@ -72,37 +69,9 @@ def test_figures_equal_their_definitions_computed_plainly(tiny: Tiny) -> None:
     assert 0 < found.top1_low <= found.top1 <= found.top1_high < 1
 
 
-def test_the_reference_is_computed_once_and_a_damaged_one_again(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = open_checkpoint(tiny.path)
-    tokens = list(range(3, 40))
-    first = reference_hidden(checkpoint.sha256(), checkpoint, [tokens])
-    np.testing.assert_allclose(first, interpret(build(checkpoint), tokens), atol=1e-5)
-    (path,) = (fidelity.cache_folder() / "reference").glob("*.npy")
-    monkeypatch.setattr(fidelity, "worker", lambda *_: pytest.fail("computed again"))
-    np.testing.assert_array_equal(reference_hidden(checkpoint.sha256(), checkpoint, [tokens]), first)
-    monkeypatch.undo()
-    path.write_bytes(path.read_bytes()[:100])
-    np.testing.assert_array_equal(reference_hidden(checkpoint.sha256(), checkpoint, [tokens]), first)
-
-
-def test_a_cache_that_cannot_be_written_costs_only_time(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("FERRULE_CACHE", str(tmp_path / "file"))
-    checkpoint = open_checkpoint(tiny.path)
-    assert reference_hidden(checkpoint.sha256(), checkpoint, [[5, 6, 7]]).shape == (3, 64)
-
-
 def test_logits_that_are_not_finite_are_no_distance(tiny: Tiny) -> None:
     graph = build(open_checkpoint(tiny.path))
     hidden = np.zeros((4, 64), dtype=np.float32)
     head = (0, graph.head.shape[0], lambda rows: np.full((len(rows), graph.head.shape[0]), np.nan, dtype=np.float32))
     with pytest.raises(BundleError, match="at 4 of 4 positions the logits are not finite"):
         compare([[5, 6, 7, 8]], hidden, hidden, graph, [head])
-
-
-def test_a_reference_that_cannot_be_computed_says_why(tiny: Tiny, tmp_path: Path) -> None:
-    gone = replace(open_checkpoint(tiny.path), path=tmp_path / "gone.gguf")
-    with pytest.raises(EngineError, match=r"the float model cannot be run here: .*gone\.gguf: no such checkpoint"):
-        reference_hidden("other", gone, [[5, 6]])

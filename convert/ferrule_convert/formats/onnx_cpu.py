@@ -233,24 +233,30 @@ class _Graph:
         past, present = self._state(node.name, "conv", (1, kernel - 1, channels))
         taps, seen = node.weight.all()[:, 0], f"{node.name}.seen"
         self.builder.op("Concat", [past, node.x], [seen], seen, axis=1)
-        total = ""
+        # The first shift and the state that is left are the two parts of what was seen. One node makes both: a node for
+        # the state alone would be run after all others, and what it is made of kept until then.
+        count, parts, total = f"{node.name}.count", f"{node.name}.parts", ""
+        self.builder.op("Shape", [node.x], [count], count, start=1, end=2)
+        left = self.builder.constant(f"at.{kernel - 1}", np.array([kernel - 1]))
+        self.builder.op("Concat", [count, left], [parts], parts, axis=0)
+        self.builder.op("Split", [seen, parts], [f"{node.name}.shifted.0", present], f"{node.name}.split", axis=1)
         for tap in range(kernel):
             weight = self.builder.constant(f"{node.name}.tap.{tap}", np.ascontiguousarray(taps[:, tap]))
-            # All but the last kernel - 1 - tap inputs, from the tap's own on.
-            shifted = self._rows(seen, f"{node.name}.shifted.{tap}", tap, tap - kernel + 1 or _END)
+            shifted = f"{node.name}.shifted.{tap}"
+            if tap:
+                # All but the last kernel - 1 - tap inputs, from the tap's own on.
+                self._rows(seen, shifted, tap, tap - kernel + 1 or _END)
             product = f"{node.name}.product.{tap}"
             self.builder.op("Mul", [shifted, weight], [product], product)
             before, total = total, f"{node.name}.sum.{tap}" if tap else product
             if tap:
                 self.builder.op("Add", [before, product], [total], total)
-        self._rows(seen, present, 1 - kernel, _END)
         self.builder.microsoft("QuickGelu", [total], [node.name], node.name, alpha=1.0)
 
-    def _rows(self, x: str, y: str, start: int, stop: int) -> str:
+    def _rows(self, x: str, y: str, start: int, stop: int) -> None:
         """Slice tokens [start, stop) of a value [1, tokens, features]; negative ones count from the end."""
         bounds = [self.builder.constant(f"at.{place}", np.array([place])) for place in (start, stop)]
         self.builder.op("Slice", [x, *bounds, self.builder.constant("axis.tokens", np.array([1]))], [y], y)
-        return y
 
     @write.register
     def _(self, node: Sigmoid) -> None:
