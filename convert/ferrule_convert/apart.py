@@ -7,8 +7,8 @@ import pickle
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ParamSpec, TypeVar, cast
 
 from ferrule_runtime.errors import FerruleError
@@ -26,12 +26,10 @@ class Limits:
     Attributes:
       seconds: Until it is killed. Tokenizer and grammars of a 248k vocabulary take some seconds.
       memory: Bytes of its own (RLIMIT_DATA), beyond which allocating fails. The same vocabulary takes 350 MB.
-      environment: Variables besides this process's own.
     """
 
     seconds: float = 600
     memory: int = 4 << 30
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def within(limits: Limits, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -48,7 +46,6 @@ def within(limits: Limits, function: Callable[_P, _R], *args: _P.args, **kwargs:
         done = subprocess.run(
             [sys.executable, "-m", __name__],
             input=work,
-            env={**os.environ, **limits.environment},
             capture_output=True,
             timeout=limits.seconds,
             start_new_session=True,

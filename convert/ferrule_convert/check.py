@@ -18,7 +18,7 @@ from ferrule_runtime.golden import GOLDEN_FILE, record
 from .apart import apart, within
 from .blocks import plan_blocks, stream
 from .checkpoint import Checkpoint
-from .distance import distance, distance_limits
+from .distance import LIMITS, distance
 from .fidelity import fidelity_windows
 from .graph import Graph
 from .heads import parted_logits
@@ -129,7 +129,7 @@ def _distance(
 ) -> dict[str, Any]:
     path, lora, head = checkpoint.path.absolute(), checkpoint.lora, bundle.file("head.onnx").absolute()
     lora = lora and lora.absolute()
-    return within(distance_limits(), distance, identity, path, lora, head, text, hidden).to_json()
+    return within(LIMITS, distance, identity, path, lora, head, text, hidden).to_json()
 
 
 def gate(

@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrule_runtime.probe import machine
-
 from .apart import Limits
 from .archs import build
 from .blocks import plan_blocks
@@ -23,14 +21,14 @@ from .graph import Graph
 from .heads import head_parts
 from .interpret import Memory, embed, run_nodes
 
-__all__ = ["distance", "distance_limits", "reference_hidden"]
+__all__ = ["LIMITS", "distance", "reference_hidden"]
 
 Array = NDArray[np.float32]
 
 # Of what is kept in the cache; a change of the interpreter's meaning is a new one.
 _VERSION = "3"
-# What OpenBLAS's kernels for Skylake-X are compiled for.
-_AVX512 = {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"}
+# Of its process: minutes are usual on a slow machine, hours are not.
+LIMITS = Limits(seconds=3600, memory=16 << 30)
 
 
 def distance(
@@ -54,15 +52,6 @@ def distance(
     reference = reference_hidden(identity, graph, text)
     parts = ((first, stop, one.logits) for first, stop, one in head_parts(head))
     return compare(text, reference, hidden, graph, parts)
-
-
-def distance_limits() -> Limits:
-    """Return what `distance` may take, and what makes its products fast.
-
-    numpy's OpenBLAS does not expect AVX-512 of AMD's cores: 170 GFLOP/s of two instead of 400.
-    """
-    fast = set(machine().features or ()) >= _AVX512 and "OPENBLAS_CORETYPE" not in os.environ
-    return Limits(3600, 16 << 30, {"OPENBLAS_CORETYPE": "SkylakeX"} if fast else {})
 
 
 def reference_hidden(identity: str, graph: Graph, text: Sequence[Sequence[int]]) -> Array:
