@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,10 @@ from numpy.typing import NDArray
 from ferrule_runtime.bundle import Bundle
 from ferrule_runtime.engines import load
 from ferrule_runtime.errors import BundleError, CheckpointError
-from ferrule_runtime.golden import GOLDEN_FILE, record
+from ferrule_runtime.golden import GOLDEN_FILE, Case, record
 
 from .apart import apart, within
-from .blocks import plan_blocks, stream
+from .blocks import Block, plan_blocks, stream
 from .checkpoint import Checkpoint
 from .distance import LIMITS, distance
 from .fidelity import fidelity_windows
@@ -35,6 +36,8 @@ Progress = Callable[[str], None]
 _FLOAT_SHARE, _INT8_SHARE = 1e-4, 0.1
 # Tokens over which engine and graph are compared; the whole text is only run by the engine.
 _COMPARED = 64
+# The last of them, whose logits are compared too, all blocks behind them.
+_NOISY = 16
 
 
 @dataclass(frozen=True)
@@ -86,10 +89,11 @@ def run_blocks(
       EngineError: A block cannot be run here.
     """
     limit = _INT8_SHARE if any(weight.scheme for weight in graph.weights()) else _FLOAT_SHARE
-    embedded = [embed(graph, tokens) for tokens in conversations]
-    chain, worst, left = embedded[0][:_COMPARED], 0.0, embedded
-    for block, entered, left in stream(bundle.file("model.onnx"), plan_blocks(graph), embedded):
-        given, found = entered[0][:_COMPARED], left[0][:_COMPARED]
+    embedded = left = [embed(graph, tokens) for tokens in conversations]
+    chain, worst = embedded[0][:_COMPARED], 0.0
+
+    def compare(block: Block, given: Array, found: Array) -> None:
+        nonlocal chain, worst
         expected, chain = run_nodes(block.nodes, block.start, [given, chain], [Memory(), Memory()])
         share = _share(expected, found, given)
         if not share <= limit:
@@ -99,6 +103,16 @@ def run_blocks(
                 hint="this is a fault of the form or of the engine on this machine; the bundle was not written",
             )
         worst = max(worst, share)
+
+    # One thread, so one block after the other: each while the engine loads and runs the next.
+    with ThreadPoolExecutor(1) as pool:
+        comparing: list[Future[None]] = []
+        for block, entered, left in stream(bundle.file("model.onnx"), plan_blocks(graph), embedded):
+            for one in comparing:
+                one.result()
+            comparing = [pool.submit(compare, block, entered[0][:_COMPARED], left[0][:_COMPARED])]
+        for one in comparing:
+            one.result()
     return left, chain, worst
 
 
@@ -153,20 +167,37 @@ def gate(
     count = sum(map(len, text))
     progress(f"running {count} tokens and {len(cases)} golden calls through the engine, compared with the graph")
     hidden, chain, worst = run_blocks(bundle, graph, [*text, *([*case.prompt, *case.call[:-1]] for case in cases)])
-    ends = slice(max(0, len(chain) - 16), len(chain))
-    calls = [rows[len(case.prompt) - 1 :] for case, rows in zip(cases, hidden[len(text) :], strict=True)]
-    found = np.split(
-        parted_logits(bundle.file("head.onnx"), np.concatenate([hidden[0][ends], *calls])),
-        np.cumsum([ends.stop - ends.start, *map(len, calls)])[:-1],
-    )
+    found: dict[str, Any] = {"skipped": "--no-fidelity"}
+    with ThreadPoolExecutor(1) as pool:
+        if fidelity:
+            progress("comparing with the float model")
+            identity, rows = bundle.manifest.checkpoint["sha256"], np.concatenate(hidden[: len(text)])
+            measured = pool.submit(_distance, bundle, identity, checkpoint, text, rows)
+        noise = _record(bundle, graph, cases, hidden[0][: len(chain)], chain, hidden[len(text) :])
+        if fidelity:
+            found = measured.result()
+    return Checked(found | {"engine": vars(Agreement(worst, noise, len(chain)))}, (GOLDEN_FILE,))
+
+
+def _record(
+    bundle: Bundle, graph: Graph, cases: Sequence[Case], hidden: Array, chain: Array, calls: Sequence[Array]
+) -> float:
+    """Write the golden calls; return their noise.
+
+    Args:
+      bundle: Where to.
+      graph: With schemes.
+      cases: The calls.
+      hidden: The engine's states of the first tokens of the text.
+      chain: The graph's own, of the same tokens.
+      calls: The engine's states by case, over its prompt and its call.
+    """
+    last = slice(-_NOISY, None)
+    before = [rows[len(case.prompt) - 1 :] for case, rows in zip(cases, calls, strict=True)]
+    logits = parted_logits(bundle.file("head.onnx"), np.concatenate([hidden[last], *before]))
+    first, *rest = np.split(logits, np.cumsum([len(chain[last]), *map(len, before)])[:-1])
     # Two logits lead by their difference, and each may be that far off.
-    noise = 2 * float(np.abs(head_logits(graph, chain[ends]) - found[0]).max())
-    golden = record(cases, found[1:], noise=noise)
+    noise = 2 * float(np.abs(head_logits(graph, chain[last]) - first).max())
+    golden = record(cases, rest, noise=noise)
     (bundle.path / GOLDEN_FILE).write_text(json.dumps(golden, indent=1) + "\n", encoding="utf-8")
-    distance: dict[str, Any] = {"skipped": "--no-fidelity"}
-    if fidelity:
-        progress("comparing with the float model")
-        identity = bundle.manifest.checkpoint["sha256"]
-        distance = _distance(bundle, identity, checkpoint, text, np.concatenate(hidden[: len(text)]))
-    agreement = Agreement(worst, noise, len(chain))
-    return Checked(distance | {"engine": vars(agreement)}, (GOLDEN_FILE,))
+    return noise

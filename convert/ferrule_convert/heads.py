@@ -62,7 +62,7 @@ def head_parts(path: Path) -> Iterator[tuple[int, int, Head]]:
     rows = int(whole.graph.output[0].type.tensor_type.shape.dim[1].dim_value)
     columns = int(whole.graph.input[0].type.tensor_type.shape.dim[1].dim_value)
     step, threads = max(1, _PART // columns), len(os.sched_getaffinity(0))
-    file = path.with_name(".part.onnx")
+    file = path.with_name(f".part-{os.getpid()}.onnx")
     try:
         for start in range(0, rows, step):
             stop = min(start + step, rows)
