@@ -128,7 +128,7 @@ def measure_fidelity(bundle: Bundle, checkpoint: Checkpoint, plain: Graph, progr
             f"{checkpoint.path}: a vocabulary of {theirs}, the bundle's is of {rows}",
             hint="compare with the checkpoint that the bundle was made of",
         )
-    text = apart(fidelity_windows, checkpoint.tokenizer_json, bundle.manifest.context, plain.parameters, rows)
+    text = apart(fidelity_windows, checkpoint.tokenizer_json, bundle.manifest.context, None, rows)
     progress(f"comparing with the float model over {sum(map(len, text))} tokens")
     engine = load(bundle, threads=0, context=max(map(len, text)), chunk=128)
     parts = []

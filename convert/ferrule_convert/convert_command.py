@@ -72,7 +72,7 @@ def _distance(found: dict[str, Any]) -> str:
     if "kl" not in found:
         return f"not compared with the float model ({found['skipped']})"
     return (
-        f"KL {found['kl']:.4f}, top-1 {100 * found['top1']:.1f} % "
+        f"KL {found['kl']:.4f} ({found['kl_low']:.4f} to {found['kl_high']:.4f}), top-1 {100 * found['top1']:.1f} % "
         f"({100 * found['top1_low']:.1f} to {100 * found['top1_high']:.1f}), "
         f"perplexity {found['perplexity']:.2f} (float {found['perplexity_float']:.2f}), {found['positions']} positions"
     )

