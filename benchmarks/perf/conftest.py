@@ -16,6 +16,7 @@ from ferrule_convert.fetch import fetch
 from ferrule_convert.fidelity import fidelity_windows
 from ferrule_convert.pack import Options, convert
 from ferrule_convert.recipe import load_recipe
+from ferrule_convert.tokenizer import encoder
 from ferrule_runtime.bundle import Bundle
 from ferrule_targets.target import load_target
 
@@ -44,7 +45,7 @@ def bundles(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 @pytest.fixture(scope="session")
 def prompt(smollm2: Path) -> list[int]:
-    return fidelity_windows(open_checkpoint(smollm2).tokenizer_json, 64, 1)[0]
+    return fidelity_windows(encoder(open_checkpoint(smollm2).tokenizer_json, "text"), 64, 1)[0]
 
 
 @pytest.fixture(scope="session")

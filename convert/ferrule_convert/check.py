@@ -25,6 +25,7 @@ from .graph import Graph
 from .heads import parted_logits
 from .interpret import Memory, embed, head_logits, run_nodes
 from .rehearsal import Rehearsal
+from .tokenizer import encoder
 
 __all__ = ["Agreement", "Checked", "gate", "measure_fidelity", "run_blocks"]
 
@@ -128,7 +129,7 @@ def measure_fidelity(bundle: Bundle, checkpoint: Checkpoint, plain: Graph, progr
             f"{checkpoint.path}: a vocabulary of {theirs}, the bundle's is of {rows}",
             hint="compare with the checkpoint that the bundle was made of",
         )
-    text = apart(fidelity_windows, checkpoint.tokenizer_json, bundle.manifest.context, None, rows)
+    text = apart(_whole_text, checkpoint.tokenizer_json, rows, bundle.manifest.context)
     progress(f"comparing with the float model over {sum(map(len, text))} tokens")
     engine = load(bundle, threads=0, context=max(map(len, text)), chunk=128)
     parts = []
@@ -136,6 +137,10 @@ def measure_fidelity(bundle: Bundle, checkpoint: Checkpoint, plain: Graph, progr
         engine.reset()
         parts.append(engine.feed(window, every=True))
     return _distance(bundle, checkpoint.sha256(), checkpoint, text, np.concatenate(parts))
+
+
+def _whole_text(tokenizer_json: str, rows: int, context: int) -> list[list[int]]:
+    return fidelity_windows(encoder(tokenizer_json, "checkpoint", rows), context, None)
 
 
 def _distance(

@@ -18,8 +18,6 @@ from ferrule_runtime.errors import BundleError
 from .abreast import abreast
 from .graph import Graph
 from .interpret import head_logits
-from .tokenizer import encode
-from .tokenizer import load as load_tokenizer
 
 __all__ = ["Fidelity", "compare", "digest", "fidelity_windows", "wilson"]
 
@@ -89,28 +87,22 @@ def wilson(successes: int, count: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def fidelity_windows(
-    tokenizer_json: str, context: int, parameters: int | None, vocabulary: int | None = None
-) -> list[list[int]]:
+def fidelity_windows(encode: Callable[[str], list[int]], context: int, parameters: int | None) -> list[list[int]]:
     """Return the owned text in conversations that each start from an empty state.
 
     A conversion of a large model takes some windows only, from all over the text: what they cost grows with the model.
     The choice is by size alone, so every recipe of one model is compared over the same positions.
 
     Args:
-      tokenizer_json: The tokenizer.
+      encode: Turns a text into token ids.
       context: Positions of the bundle; no window is longer.
       parameters: Of the model, which is being converted; None takes the whole text.
-      vocabulary: Rows of its embedding, below which the tokenizer's ids must lie; None does not ask.
 
     Returns:
       Token ids by window.
-
-    Raises:
-      CheckpointError: It is no tokenizer, has ids beyond the vocabulary, or fails on the text.
     """
     text = (resources.files("ferrule_convert.texts") / "fidelity.txt").read_text(encoding="utf-8")
-    tokens = encode(load_tokenizer(tokenizer_json, "checkpoint", vocabulary), text, "checkpoint")
+    tokens = encode(text)
     size = min(WINDOW, context)
     every = [tokens[start : start + size] for start in range(0, len(tokens), size)]
     if parameters is None or (kept := max(-(-_FEWEST // size), _WORK // (parameters * size))) >= len(every):

@@ -64,5 +64,5 @@ def rehearse(
             f"a context of {context} tokens does not hold the golden calls, which take {needed}",
             hint=f"--context {needed} or more",
         )
-    text = fidelity_windows(checkpoint.tokenizer_json, context, parameters)
+    text = fidelity_windows(talk.tokenizer.encode, context, parameters)
     return Rehearsal(chat, tuple(cases), tuple(map(tuple, text)))

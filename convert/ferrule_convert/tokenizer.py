@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tokenizers import Tokenizer
 
 from ferrule_runtime.errors import CheckpointError
@@ -9,7 +11,7 @@ from ferrule_runtime.tokenizer import library_faults
 
 from .values import printable
 
-__all__ = ["encode", "load"]
+__all__ = ["encode", "encoder", "load"]
 
 _HINT = "the file is damaged, or of another model; fetch it again"
 
@@ -47,3 +49,9 @@ def encode(tokenizer: Tokenizer, text: str, where: str) -> list[int]:
     """
     with library_faults(CheckpointError, f"{where}: its tokenizer fails", _HINT):
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def encoder(tokenizer_json: str, where: str, vocabulary: int | None = None) -> Callable[[str], list[int]]:
+    """Return what turns a text into ids; the arguments and errors are those of `load` and `encode`."""
+    tokenizer = load(tokenizer_json, where, vocabulary)
+    return lambda text: encode(tokenizer, text, where)

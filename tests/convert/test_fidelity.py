@@ -9,17 +9,18 @@ from ferrule_convert.archs import build
 from ferrule_convert.checkpoint import open_checkpoint
 from ferrule_convert.fidelity import NEAR_TIE, WINDOW, compare, fidelity_windows, wilson
 from ferrule_convert.interpret import head_logits, interpret
+from ferrule_convert.tokenizer import encoder
 from ferrule_runtime.errors import BundleError
 
 
 def test_the_owned_text_has_enough_positions_for_a_real_vocabulary(tiny: Tiny) -> None:
-    windows = fidelity_windows(open_checkpoint(tiny.path).tokenizer_json, 2048, 100_000)
+    windows = fidelity_windows(encoder(open_checkpoint(tiny.path).tokenizer_json, "tiny"), 2048, 100_000)
     assert sum(map(len, windows)) > 2000
     assert {len(window) for window in windows[:-1]} == {WINDOW}
 
 
 def test_a_large_model_gets_fewer_windows_from_all_over_the_text_and_never_less_than_512_tokens(tiny: Tiny) -> None:
-    tokenizer = open_checkpoint(tiny.path).tokenizer_json
+    tokenizer = encoder(open_checkpoint(tiny.path).tokenizer_json, "tiny")
     every = fidelity_windows(tokenizer, 2048, None)
     assert fidelity_windows(tokenizer, 2048, 1) == every
     half = fidelity_windows(tokenizer, 2048, 420_000_000_000 // (WINDOW * (len(every) // 2)))

@@ -13,6 +13,7 @@ from ferrule_convert.checkpoint import open_checkpoint
 from ferrule_convert.fidelity import fidelity_windows
 from ferrule_convert.pack import Options, convert
 from ferrule_convert.recipe import load_recipe
+from ferrule_convert.tokenizer import encoder
 from ferrule_runtime.engines import Engine, load
 from ferrule_targets.target import load_target
 
@@ -63,7 +64,7 @@ def transformers_model(qwen25_coder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def prompt(qwen25_coder: Path) -> list[int]:
-    return fidelity_windows(open_checkpoint(qwen25_coder).tokenizer_json, PROMPT, 1)[0]
+    return fidelity_windows(encoder(open_checkpoint(qwen25_coder).tokenizer_json, "text"), PROMPT, 1)[0]
 
 
 def test_logits_of_a_prompt_equal_those_of_transformers(

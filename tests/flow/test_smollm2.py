@@ -16,6 +16,7 @@ from ferrule_convert.checkpoint import open_checkpoint
 from ferrule_convert.fidelity import fidelity_windows
 from ferrule_convert.pack import Options, convert
 from ferrule_convert.recipe import load_recipe
+from ferrule_convert.tokenizer import encoder
 from ferrule_runtime.bundle import Bundle
 from ferrule_runtime.engines import load
 from ferrule_targets.target import load_target
@@ -66,7 +67,7 @@ def transformers_model(smollm2: Path) -> Any:
 
 
 def prompt(bundle: Bundle, count: int) -> list[int]:
-    return fidelity_windows(bundle.file("tokenizer.json").read_text(encoding="utf-8"), count, 1)[0]
+    return fidelity_windows(encoder(bundle.file("tokenizer.json").read_text(encoding="utf-8"), "text"), count, 1)[0]
 
 
 def test_logits_of_a_64_token_prompt_equal_those_of_transformers(
