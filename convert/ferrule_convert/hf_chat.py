@@ -12,7 +12,7 @@ from ferrule_runtime.errors import CheckpointError
 
 from .values import printable
 
-__all__ = ["named_tokens", "stop_tokens", "template"]
+__all__ = ["named_tokens", "stop_tokens", "template", "within_vocabulary"]
 
 # Transformers' names of templates: the one for tools first, as tools are what we render.
 _WANTED = ("tool_use", "default")
@@ -71,16 +71,42 @@ def template(
     return text, [f"{first} is its chat template; {', '.join(others)} says another"] if others else []
 
 
-def _added(tokenizer_json: str) -> dict[str, int]:
-    """Return ids of added tokens; the vocabulary, which may have 248,000 entries, is not parsed."""
+def _added_tokens(tokenizer_json: str) -> tuple[list[Any], slice]:
+    """Return a tokenizer's added tokens and where they stand; its vocabulary of 248,000 entries is not parsed."""
     place = re.search(r'"added_tokens"\s*:\s*', tokenizer_json)
     if place is None:
-        return {}
+        return [], slice(0, 0)
     try:
-        entries, _ = json.JSONDecoder().raw_decode(tokenizer_json, place.end())
+        entries, end = json.JSONDecoder().raw_decode(tokenizer_json, place.end())
     except (ValueError, RecursionError):
-        return {}
-    known = [one for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
+        return [], slice(0, 0)
+    return entries if isinstance(entries, list) else [], slice(place.end(), end)
+
+
+def within_vocabulary(tokenizer_json: str, vocabulary: int, template: str) -> tuple[str, list[str]]:
+    """Return a tokenizer without added tokens that its model has no row for, and what is to be said.
+
+    Text models of multimodal families have them: Gemma 3's smaller ones name an image token behind their last row. One
+    that the chat template writes is needed: it stays, and is refused when the tokenizer is loaded.
+    """
+
+    def left_out(entry: Any) -> bool:
+        known = isinstance(entry, dict) and isinstance(entry.get("id"), int) and isinstance(entry.get("content"), str)
+        return known and entry["id"] >= vocabulary and entry["content"] not in template
+
+    entries, place = _added_tokens(tokenizer_json)
+    beyond = [entry for entry in entries if left_out(entry)]
+    if not beyond:
+        return tokenizer_json, []
+    kept = json.dumps([entry for entry in entries if not left_out(entry)], ensure_ascii=False)
+    names = ", ".join(f"`{printable(entry.get('content'))}`" for entry in beyond[:3])
+    said = f"{len(beyond)} added tokens beyond the model's {vocabulary} left out, {names} among them"
+    return tokenizer_json[: place.start] + kept + tokenizer_json[place.stop :], [said]
+
+
+def _added(tokenizer_json: str) -> dict[str, int]:
+    """Return ids of added tokens by what they are written as."""
+    known = [one for one in _added_tokens(tokenizer_json)[0] if isinstance(one, dict)]
     return {str(one.get("content")): one["id"] for one in known if isinstance(one.get("id"), int)}
 
 

@@ -248,9 +248,10 @@ def read(folder: Path) -> Checkpoint:
         files = stored.assembled(container, quantised, files, folder)
     tensors, config, said = _tensors(files, config, folder)
     notes += said
-    text = _tokenizer(folder)
     about = _json(folder / "tokenizer_config.json")
     template, said = hf_chat.template(folder, about, _json(folder / "chat_template.json"))
+    notes += said
+    text, said = hf_chat.within_vocabulary(_tokenizer(folder), config["vocab_size"], template or "")
     notes += said
     tokens, said = hf_chat.named_tokens(about, text)
     notes += said

@@ -7,10 +7,12 @@ from typing import Any
 
 from ferrule_runtime.errors import CheckpointError
 
-__all__ = ["number", "printable", "size", "unique_pairs"]
+__all__ = ["MOST_NUMBER", "number", "printable", "size", "unique_pairs"]
 
 # Larger sizes are damage, not models.
 _MOST = 2**31 - 1
+# Rotary bases are the largest numbers that models have: some 3e9 for contexts of a million tokens.
+MOST_NUMBER = 1e12
 
 
 def printable(value: object) -> str:
@@ -60,7 +62,7 @@ def size(config: Mapping[str, Any], key: str, where: str, least: int = 1) -> int
     return int(_stated(config, key, where, (int,), lambda value: least <= value <= _MOST))
 
 
-def number(config: Mapping[str, Any], key: str, where: str, most: float = _MOST) -> float:
+def number(config: Mapping[str, Any], key: str, where: str, most: float = MOST_NUMBER) -> float:
     """Return a positive number that a configuration states, at most `most`.
 
     Args:

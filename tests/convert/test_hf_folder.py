@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from ferrule_convert.archs import build
 from ferrule_convert.checkpoint import open_checkpoint
 from ferrule_convert.estimate import describe
+from ferrule_convert.graph import Rope
 from ferrule_convert.pack import Options, convert
 from ferrule_convert.recipe import load_recipe
+from ferrule_convert.tokenizer import load
 from ferrule_runtime.bundle import file_sha256
 from ferrule_runtime.errors import CheckpointError
 from ferrule_targets.target import load_target
@@ -295,3 +297,27 @@ def test_any_value_in_any_place_is_taken_or_refused_with_a_reason(
         (folder / name).unlink()
         if before is not None:
             (folder / name).write_bytes(before)
+
+
+def test_added_tokens_behind_the_last_row_are_left_out_openly_unless_the_template_writes_them(
+    tmp_path: Path, tiny: Tiny
+) -> None:
+    write_llama(tmp_path, tiny)
+    path = tmp_path / "tokenizer.json"
+    raw = json.loads(path.read_text())
+    token = {**raw["added_tokens"][0], "id": len(tiny.tokens), "content": "<image_soft_token>"}
+    path.write_text(json.dumps(raw | {"added_tokens": [*raw["added_tokens"], token]}))
+    checkpoint = open_checkpoint(tmp_path)
+    said = [note for note in checkpoint.notes if "1 added tokens beyond the model's" in note]
+    assert "`<image_soft_token>`" in said[0]
+    assert json.loads(checkpoint.tokenizer_json) == raw
+    (tmp_path / "chat_template.jinja").write_text("<image_soft_token> tools <tool_call>")
+    kept = open_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="gives `<image_soft_token>` the id"):
+        load(kept.tokenizer_json, "here", kept.config["vocab_size"])
+
+
+def test_a_rotary_base_of_a_million_tokens_is_a_number(tmp_path: Path, tiny: Tiny) -> None:
+    write_llama(tmp_path, tiny, change={"rope_theta": 3_580_165_449.0})
+    table = next(node.table for node in build(open_checkpoint(tmp_path)).nodes if isinstance(node, Rope))
+    assert table.frequencies[1] == pytest.approx(3_580_165_449.0 ** (-2 / 16))

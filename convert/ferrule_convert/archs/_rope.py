@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from ferrule_runtime.errors import CheckpointError
 
 from ..graph import RopeTable
-from ..values import number, printable
+from ..values import MOST_NUMBER, number, printable
 
 __all__ = ["rope_table"]
 
 Array = NDArray[np.float64]
 
-# More features of a head, and larger divisors, are damage, not models.
-_MOST_TURNED, _MOST = 1 << 16, 2**31
+# More features of a head are damage, not a model.
+_MOST_TURNED = 1 << 16
 
 
 class _Scaling:
@@ -82,7 +82,11 @@ def _divided(plain: Array, theta: float, scaling: _Scaling) -> tuple[Array, floa
     """Divide each by a factor of its own: what llama.cpp makes of Llama 3's values, as `rope_freqs.weight`."""
     factors = scaling.values.get("factors")
     # A tuple comes from the reader of GGUF files alone; no release writes this kind in JSON.
-    if not isinstance(factors, tuple) or len(factors) != len(plain) or not all(0 < one <= _MOST for one in factors):
+    if (
+        not isinstance(factors, tuple)
+        or len(factors) != len(plain)
+        or not all(0 < one <= MOST_NUMBER for one in factors)
+    ):
         raise scaling.error(f"`factors` are {printable(factors)}, not {len(plain)} positive ones")
     return plain / np.array(factors), 1.0
 
@@ -103,7 +107,7 @@ def rope_table(theta: float, size: int, turned: int, scaling: Mapping[str, Any] 
     Raises:
       CheckpointError: Scaled in a way that is not known, by values that cannot be, or a head that cannot be turned so.
     """
-    if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not 1 < theta <= _MOST:
+    if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not 1 < theta <= MOST_NUMBER:
         raise CheckpointError(f"{where}: a base of {printable(theta)} turns its heads", hint="fetch the file again")
     if turned % 2 or not 2 <= turned <= min(size, _MOST_TURNED):
         raise CheckpointError(f"{where}: {turned} of a head's {size} features are turned", hint="fetch the file again")
