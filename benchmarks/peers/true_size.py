@@ -54,6 +54,8 @@ _VISION = {
     "temporal_patch_size": 2, "spatial_merge_size": 2, "num_position_embeddings": 64,
 }  # fmt: skip
 _PROMPT, _STEPS = 128, 32
+# Runs tokens behind those already fed, to the logits of the last one.
+Feed = Callable[[Sequence[int]], object]
 
 
 def _values(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.float32]:
@@ -109,15 +111,14 @@ def convert(checkpoint: Path, out: Path, recipe: str, *options: str) -> Cost:
         return run(command, out.with_suffix(".log"), {"FERRULE_CACHE": cache, "HF_HUB_OFFLINE": "1"})
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def _seconds(feed: Feed, chunks: Sequence[Sequence[int]]) -> float:
     started = time.perf_counter()
-    work()
+    for chunk in chunks:
+        feed(chunk)
     return time.perf_counter() - started
 
 
-def speeds(
-    feeds: dict[str, tuple[Callable[[Sequence[int]], object], Callable[[], None]]], rounds: int
-) -> Iterator[tuple[str, float, float]]:
+def speeds(feeds: dict[str, tuple[Feed, Callable[[], None]]], rounds: int) -> Iterator[tuple[str, float, float]]:
     """Time prefill and decode of several graphs in turn, so that what disturbs one disturbs all.
 
     Args:
@@ -132,19 +133,19 @@ def speeds(
     for _ in range(rounds + 1):
         for name, (feed, forget) in feeds.items():
             forget()
-            prefill = _seconds(lambda feed=feed: feed(tokens))  # type: ignore[misc]  # bound at once
-            decode = _seconds(lambda feed=feed: [feed([token]) for token in tokens[:_STEPS]])  # type: ignore[misc]  # so
+            prefill = _seconds(feed, [tokens])
+            decode = _seconds(feed, [[token] for token in tokens[:_STEPS]])
             found[name].append((_PROMPT / prefill, _STEPS / decode))
     for name, values in found.items():
         yield name, *(statistics.median(column) for column in zip(*values[1:], strict=True))
 
 
-def _ours(bundle: Path, threads: int) -> tuple[Callable[[Sequence[int]], object], Callable[[], None]]:
+def _ours(bundle: Path, threads: int) -> tuple[Feed, Callable[[], None]]:
     engine = load(open_bundle(bundle), threads=threads, context=512, chunk=_PROMPT)
     return lambda tokens: engine.logits(engine.feed(tokens)), engine.reset
 
 
-def _theirs(folder: Path, threads: int) -> tuple[Callable[[Sequence[int]], object], Callable[[], None]]:
+def _theirs(folder: Path, threads: int) -> tuple[Feed, Callable[[], None]]:
     graph = Graph(folder, threads=threads, context=512)
     return graph.feed, graph.reset
 
