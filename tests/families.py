@@ -14,6 +14,7 @@ from ferrule_convert.checkpoint import open_checkpoint
 from ferrule_convert.formats import export, memory_facts
 from ferrule_convert.recipe import apply, load_recipe
 from ferrule_runtime.bundle import Bundle, File, Manifest
+from ferrule_runtime.engines import Engine, load
 
 
 @dataclass(frozen=True)
@@ -130,3 +131,15 @@ def export_bundle(checkpoint: Path, folder: Path, recipe: str, *, level: int = 4
         files={name: File((folder / name).stat().st_size, "") for name in done.files},
     )  # fmt: skip
     return Bundle(folder, manifest, "")
+
+
+def assert_engine_gives(bundle: Bundle, tokens: list[int], expected: np.ndarray, chunks: tuple[int, ...]) -> Engine:
+    """Compare logits in chunks of every size with an oracle's, and a state restored with itself; return the engine."""
+    for chunk in chunks:
+        engine = load(bundle, threads=1, context=256, chunk=chunk)
+        np.testing.assert_allclose(engine.logits(engine.feed(tokens, every=True)), expected, atol=1e-4)
+    saved = engine.snapshot()
+    first = engine.feed(tokens[:40], every=True)
+    engine.restore(saved)
+    np.testing.assert_array_equal(engine.feed(tokens[:40], every=True), first)
+    return engine

@@ -8,6 +8,7 @@ import pytest
 from families import export_bundle
 from folders import QWEN35, TEMPLATE, qwen35_tensors, write_tokenizer
 from genai_builder import Graph, build, build_int4
+from true_size import VISION
 
 from ferrule_runtime.engines import load
 
@@ -16,10 +17,6 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 TOKENS = np.random.default_rng(4).integers(3, 260, 90).tolist()
-VISION = {
-    "depth": 1, "hidden_size": 64, "num_heads": 4, "intermediate_size": 64, "in_channels": 3, "patch_size": 16,
-    "temporal_patch_size": 2, "spatial_merge_size": 2, "num_position_embeddings": 64, "out_hidden_size": 64,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +24,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random Qwen3.5 in the only class that the builder takes, which has a vision tower."""
     folder = tmp_path_factory.mktemp("qwen35") / "m"
     config = transformers.Qwen3_5Config(
-        text_config=QWEN35, vision_config=VISION, tie_word_embeddings=True, image_token_id=268, video_token_id=269,
-        vision_start_token_id=270, vision_end_token_id=271,
+        text_config=QWEN35, vision_config=VISION | {"out_hidden_size": 64}, tie_word_embeddings=True,
+        image_token_id=268, video_token_id=269, vision_start_token_id=270, vision_end_token_id=271,
     )  # fmt: skip
     net = transformers.Qwen3_5ForConditionalGeneration(config).float()
     tensors = qwen35_tensors(QWEN35)

@@ -49,7 +49,7 @@ SIZES = {
     "0.8b": _SHARED | {"hidden_size": 1024, "intermediate_size": 3584},
     "2b": _SHARED | {"hidden_size": 2048, "intermediate_size": 6144},
 }
-_VISION = {
+VISION = {
     "depth": 1, "hidden_size": 64, "num_heads": 4, "intermediate_size": 64, "in_channels": 3, "patch_size": 16,
     "temporal_patch_size": 2, "spatial_merge_size": 2, "num_position_embeddings": 64,
 }  # fmt: skip
@@ -79,7 +79,7 @@ def write_checkpoint(folder: Path, text: dict[str, Any], tokenizer: Path) -> Non
     from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
     folder.mkdir(parents=True)
-    vision = _VISION | {"out_hidden_size": text["hidden_size"]}
+    vision = VISION | {"out_hidden_size": text["hidden_size"]}
     config = Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=True, dtype="bfloat16")
     config.architectures = ["Qwen3_5ForConditionalGeneration"]
     config.save_pretrained(folder)

@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar, cast
 
 from ferrule_runtime.errors import FerruleError
 
-__all__ = ["Limits", "apart", "within"]
+__all__ = ["LONG", "Limits", "apart", "within"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -30,6 +30,10 @@ class Limits:
 
     seconds: float = 600
     memory: int = 4 << 30
+
+
+# Of work through a model's layers: minutes are usual on a slow machine, hours are not.
+LONG = Limits(seconds=3600, memory=16 << 30)
 
 
 def within(limits: Limits, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:

@@ -17,7 +17,7 @@ from onnx import helper
 
 from ferrule_runtime.errors import EngineError, FerruleError
 
-from .apart import Limits, within
+from .apart import LONG, within
 from .block_worker import run_block
 from .graph import INPUT, Add, Graph, Node
 
@@ -27,8 +27,6 @@ Array = NDArray[np.float32]
 
 # Weights of one block: large enough to be few processes, small beside what else a conversion holds.
 _BLOCK_BYTES = 96 << 20
-# Of the process of a block: minutes are usual on a slow machine, hours are not.
-_LIMITS = Limits(seconds=3600, memory=16 << 30)
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ def stream(
         part = model.with_name(f".block-{number}.onnx")
         try:
             part.write_bytes(_extract(whole, block.start, stop).SerializeToString())
-            taken = within(_LIMITS, run_block, part, given, threads)
+            taken = within(LONG, run_block, part, given, threads)
         except FerruleError as error:
             raise EngineError(
                 f"layers up to `{block.stop}` cannot be run here: {error}", hint=error.hint or "use a smaller model"

@@ -14,6 +14,7 @@ from ferrule_runtime.registry import module_names
 
 from .checkpoint import Checkpoint
 from .tokenizer import load
+from .values import is_token
 
 __all__ = ["ChatFormat", "chat_format"]
 
@@ -71,9 +72,7 @@ def _with_tokens(template: str, checkpoint: Checkpoint, tokenizer: Tokenizer) ->
             continue
         found = checkpoint.config.get(key)
         found = found[0] if isinstance(found, list) and found else found
-        token = None
-        if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < checkpoint.config["vocab_size"]:
-            token = tokenizer.id_to_token(found)
+        token = tokenizer.id_to_token(found) if is_token(found, checkpoint.config["vocab_size"]) else None
         if token is None:
             raise CheckpointError(
                 f"{checkpoint.path}: its chat template writes `{variable}`, which its configuration does not say",

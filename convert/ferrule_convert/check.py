@@ -16,10 +16,10 @@ from ferrule_runtime.engines import load
 from ferrule_runtime.errors import BundleError, CheckpointError
 from ferrule_runtime.golden import GOLDEN_FILE, Case, record
 
-from .apart import apart, within
+from .apart import LONG, apart, within
 from .blocks import Block, plan_blocks, stream
 from .checkpoint import Checkpoint
-from .distance import LIMITS, distance
+from .distance import distance
 from .fidelity import fidelity_windows
 from .graph import Graph
 from .heads import parted_logits
@@ -148,7 +148,7 @@ def _distance(
 ) -> dict[str, Any]:
     path, lora, head = checkpoint.path.absolute(), checkpoint.lora, bundle.file("head.onnx").absolute()
     lora = lora and lora.absolute()
-    return within(LIMITS, distance, identity, path, lora, head, text, hidden).to_json()
+    return within(LONG, distance, identity, path, lora, head, text, hidden).to_json()
 
 
 def gate(

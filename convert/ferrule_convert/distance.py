@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .apart import Limits
 from .archs import build
 from .blocks import plan_blocks
 from .cache import cache_folder
@@ -21,14 +20,12 @@ from .graph import Graph
 from .heads import head_parts
 from .interpret import Memory, embed, run_nodes
 
-__all__ = ["LIMITS", "distance", "reference_hidden"]
+__all__ = ["distance", "reference_hidden"]
 
 Array = NDArray[np.float32]
 
 # Of what is kept in the cache; a change of the interpreter's meaning is a new one.
 _VERSION = "3"
-# Of its process: minutes are usual on a slow machine, hours are not.
-LIMITS = Limits(seconds=3600, memory=16 << 30)
 
 
 def distance(

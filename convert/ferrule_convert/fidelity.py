@@ -23,7 +23,7 @@ __all__ = ["Fidelity", "compare", "digest", "fidelity_windows", "wilson"]
 
 Array = NDArray[np.float32]
 # Gives logits [n, ids] of hidden states [n, hidden].
-Logits = Callable[[Array], Array]
+LogitsOf = Callable[[Array], Array]
 
 # Positions whose two best logits of the float model lie closer than this (nats) are near ties: either answer is fair.
 NEAR_TIE = 0.1
@@ -164,7 +164,7 @@ def compare(
     reference: Array,
     hidden: Array,
     graph: Graph,
-    parts: Iterable[tuple[int, int, Logits]],
+    parts: Iterable[tuple[int, int, LogitsOf]],
 ) -> Fidelity:
     """Compare a model with the float model over a text, a range of the vocabulary at a time.
 

@@ -21,7 +21,7 @@ from .gguf_names import GgufNames
 from .gguf_tokenizer import tokenizer_json
 from .graph import Integers, Weight
 from .schemes import Packed
-from .values import printable
+from .values import is_token, printable
 
 __all__ = ["read"]
 
@@ -118,8 +118,7 @@ def _tensors(
 
 def _token(meta: Mapping[str, Any], key: str, vocabulary: int, path: Path) -> int | None:
     value = meta.get(f"tokenizer.ggml.{key}_token_id")
-    known = isinstance(value, int) and not isinstance(value, bool)
-    if value is not None and not (known and 0 <= value < vocabulary):
+    if value is not None and not is_token(value, vocabulary):
         raise CheckpointError(f"{path}: `tokenizer.ggml.{key}_token_id` is {printable(value)} of {vocabulary} tokens")
     return value
 

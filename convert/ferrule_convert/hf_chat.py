@@ -10,7 +10,7 @@ from typing import Any
 
 from ferrule_runtime.errors import CheckpointError
 
-from .values import printable
+from .values import is_token, printable
 
 __all__ = ["named_tokens", "stop_tokens", "template", "within_vocabulary"]
 
@@ -128,7 +128,7 @@ def named_tokens(tokenizer_config: Mapping[str, Any], tokenizer_json: str) -> tu
 def _ids(value: Any, where: str, vocabulary: int) -> tuple[int, ...]:
     values = value if isinstance(value, list) else [] if value is None else [value]
     for one in values:
-        if not isinstance(one, int) or isinstance(one, bool) or not 0 <= one < vocabulary:
+        if not is_token(one, vocabulary):
             raise CheckpointError(f"{where}: `eos_token_id` {printable(one)} of {vocabulary} tokens")
     return tuple(sorted(set(values)))
 

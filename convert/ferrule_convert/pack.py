@@ -142,9 +142,14 @@ def _bits_per_weight(graph: Graph) -> float:
     return 8 * sum(weight.stored_bytes for weight in matrices) / sum(weight.count for weight in matrices)
 
 
+def _weight_bytes(graph: Graph) -> float:
+    """Return about how many bytes the weights take as stored."""
+    return _bits_per_weight(graph) / 8 * graph.parameters
+
+
 def _room(graph: Graph, out: Path) -> None:
     """Refuse before writing when the disk cannot hold the weights."""
-    needed = int(_bits_per_weight(graph) / 8 * graph.parameters)
+    needed = int(_weight_bytes(graph))
     place = next(parent for parent in out.absolute().parents if is_there(parent))
     if (free := shutil.disk_usage(place).free) < needed:
         raise BundleError(
@@ -191,8 +196,7 @@ def convert(
     with _beside(out) as folder:
         tokenizer = folder / "tokenizer.json"
         tokenizer.write_text(checkpoint.tokenizer_json, encoding="utf-8")
-        weights = human(_bits_per_weight(graph) / 8 * graph.parameters)
-        progress(f"writing {weights} of weights as {recipe.name}, checking template and tool calls")
+        progress(f"writing {human(_weight_bytes(graph))} of weights as {recipe.name}, checking template and tool calls")
         for line in matrices.lines():
             progress(line)
         with ThreadPoolExecutor(2) as pool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from ferrule_runtime.errors import CheckpointError
 
-__all__ = ["MOST_NUMBER", "number", "printable", "size", "unique_pairs"]
+__all__ = ["MOST_NUMBER", "is_token", "number", "printable", "size", "unique_pairs"]
 
 # Larger sizes are damage, not models.
 _MOST = 2**31 - 1
@@ -45,6 +45,11 @@ def _stated(
     if isinstance(value, bool) or not isinstance(value, kinds) or not fits(value):
         raise CheckpointError(f"{where}: `{key}` is {printable(value)}", hint="the file is damaged; fetch it again")
     return value
+
+
+def is_token(value: Any, vocabulary: int) -> TypeGuard[int]:
+    """Tell whether a value is a token's id in a vocabulary of so many."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocabulary
 
 
 def size(config: Mapping[str, Any], key: str, where: str, least: int = 1) -> int:

@@ -7,10 +7,10 @@ import pytest
 from checkpoints import Tiny
 
 from ferrule_convert import distance
-from ferrule_convert.apart import within
+from ferrule_convert.apart import LONG, within
 from ferrule_convert.archs import build
 from ferrule_convert.checkpoint import open_checkpoint
-from ferrule_convert.distance import LIMITS, reference_hidden
+from ferrule_convert.distance import reference_hidden
 from ferrule_convert.interpret import interpret
 from ferrule_runtime.errors import CheckpointError
 
@@ -47,4 +47,4 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
 def test_a_checkpoint_that_is_gone_says_so_from_its_process(tmp_path: Path) -> None:
     hidden = np.zeros((2, 64), dtype=np.float32)
     with pytest.raises(CheckpointError, match=r"gone\.gguf: no such checkpoint"):
-        within(LIMITS, distance.distance, "x", tmp_path / "gone.gguf", None, tmp_path / "h", [[5, 6]], hidden)
+        within(LONG, distance.distance, "x", tmp_path / "gone.gguf", None, tmp_path / "h", [[5, 6]], hidden)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from families import assert_engine_gives
 from folders import QWEN35, logits_of, write_qwen35, write_safetensors, write_tokenizer
 
 from ferrule_convert.archs import build
@@ -13,7 +14,6 @@ from ferrule_convert.checkpoint import open_checkpoint
 from ferrule_convert.interpret import Memory, head_logits, interpret
 from ferrule_convert.pack import Options, convert
 from ferrule_convert.recipe import load_recipe
-from ferrule_runtime.engines import load
 from ferrule_targets.target import load_target
 
 TOKENS = np.random.default_rng(4).integers(3, 260, 90).tolist()
@@ -46,13 +46,7 @@ def test_qwen35_in_onnxruntime_equals_transformers_in_any_chunks_and_after_a_sna
     folder, expected = qwen35
     chosen = (load_target("host"), load_recipe("fp32"), tmp_path / "b", Options(fidelity=False))
     bundle = convert(open_checkpoint(folder), *chosen, lambda text: None)
-    for chunk in (1, 16, 128):
-        engine = load(bundle, threads=1, context=256, chunk=chunk)
-        np.testing.assert_allclose(engine.logits(engine.feed(TOKENS, every=True)), expected, atol=1e-4)
-    saved = engine.snapshot()
-    first = engine.feed(TOKENS[:40], every=True)
-    engine.restore(saved)
-    np.testing.assert_array_equal(engine.feed(TOKENS[:40], every=True), first)
+    engine = assert_engine_gives(bundle, TOKENS, expected, (1, 16, 128))
     engine.reset()
     np.testing.assert_allclose(engine.logits(engine.feed(TOKENS, every=True)), expected, atol=1e-4)
 

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from checkpoints import Tiny
+from families import assert_engine_gives
 from folders import GEMMA3, logits_of, write_gemma3, write_llama, write_qwen35
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,6 @@ from ferrule_convert.graph import Attention, Graph
 from ferrule_convert.interpret import Memory, head_logits, interpret
 from ferrule_convert.pack import Options, convert
 from ferrule_convert.recipe import load_recipe
-from ferrule_runtime.engines import load
 from ferrule_runtime.errors import CheckpointError
 from ferrule_targets.target import load_target
 
@@ -69,14 +69,7 @@ def test_in_onnxruntime_it_equals_transformers_in_any_chunks_and_after_a_snapsho
 ) -> None:
     chosen = (load_target("host"), load_recipe("fp32"), tmp_path / "b", Options(fidelity=False))
     bundle = convert(open_checkpoint(gemma[0]), *chosen, lambda text: None)
-    expected = theirs(gemma[1])
-    for chunk in (1, 16, 40, 128):
-        engine = load(bundle, threads=1, context=256, chunk=chunk)
-        np.testing.assert_allclose(engine.logits(engine.feed(TOKENS, every=True)), expected, atol=1e-4)
-    saved = engine.snapshot()
-    first = engine.feed(TOKENS[:40], every=True)
-    engine.restore(saved)
-    np.testing.assert_array_equal(engine.feed(TOKENS[:40], every=True), first)
+    assert_engine_gives(bundle, TOKENS, theirs(gemma[1]), (1, 16, 40, 128))
     # Every layer keeps every position: the kernel's buffer has no window.
     facts = bundle.manifest.memory
     assert facts.kv_per_token == 3 * 2 * 2 * 16 * 4
