@@ -23,8 +23,15 @@ _MODEL, _HEAD = "model.onnx", "head.onnx"
 def _session(path: Path, threads: int) -> Any:
     try:
         import onnxruntime
-    except ImportError:
+    except ModuleNotFoundError:
         raise EngineError("onnxruntime is not installed", hint="pip install 'ferrule-runtime[onnx]'") from None
+    except ImportError as error:
+        # What interrupts the loading of a binary module comes out of it as the cause of an ImportError.
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        raise EngineError(
+            f"onnxruntime cannot be loaded: {str(error).splitlines()[0]}", hint="install it again, for this machine"
+        ) from None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
